@@ -1,0 +1,281 @@
+"""The command line: parses arguments and calls `shortlist.commands`; nothing heavy is imported for --help."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shortlist._version import __version__
+from shortlist.errors import ShortlistError
+
+STATIC_MODEL = "shortlist/static-en"
+
+app = typer.Typer(
+    name="shortlist",
+    help="Neural retrieval and ranking: train, index, search, evaluate.",
+    epilog="Tables and JSON go to stdout, everything else to stderr. Exit codes: 0 ok, 2 usage, 3 missing "
+    "package, 4 missing input, 5 invalid data, 1 anything else.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Look at, convert and download collections.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Data = Annotated[str, typer.Option("--data", help="Collection: a folder, a file, or a name such as scifact.")]
+OptionalData = Annotated[str | None, typer.Option("--data", help="Collection: a folder, a file, or a name.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where to write.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite/--no-overwrite", help="Replace an output that exists.")]
+Split = Annotated[str | None, typer.Option("--split", help="Split with the queries (default: the collection's).")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+BatchTokens = Annotated[
+    int | None, typer.Option("--batch-tokens", help="Tokens in one forward pass, padding included.")
+]
+OnEmpty = Annotated[str, typer.Option("--on-empty", help="Documents without text: keep, skip or error.")]
+OnError = Annotated[str, typer.Option("--on-error", help="Lines that cannot be read: fail or skip.")]
+ExcludeSelf = Annotated[
+    str,
+    typer.Option("--exclude-self", help="Drop the query's own id: auto (the data set's rule), true, false."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"shortlist {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, warnings only.")] = False,
+) -> None:
+    if quiet:
+        os.environ["SHORTLIST_QUIET"] = "1"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s" if quiet else "%(message)s"))
+    logger = logging.getLogger("shortlist")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+@app.command()
+def train(
+    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a packaged configuration.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: training.seed=1.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Directory of the trained model.")] = None,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue an interrupted run.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print steps, memory and what is missing; train nothing.")
+    ] = False,
+) -> None:
+    """Train a model from a configuration."""
+    from shortlist.commands.train import train as run
+
+    run(config, overrides=list(overrides or []), output=output, overwrite=overwrite, resume=resume, dry_run=dry_run)
+
+
+@app.command()
+def encode(
+    data: Data,
+    output: Output,
+    model: Annotated[str, typer.Option("--model", help="Folder or name of a dual encoder.")] = STATIC_MODEL,
+    shard: Annotated[str | None, typer.Option("--shard", help="Only part i of n, as i/n: 1/4.")] = None,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Worker processes.")] = 1,
+    side: Annotated[str, typer.Option("--side", help="documents or queries.")] = "documents",
+    split: Split = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_tokens: BatchTokens = None,
+    on_empty: OnEmpty = "keep",
+    on_error: OnError = "fail",
+    overwrite: Overwrite = False,
+) -> None:
+    """Turn texts into vectors on disk; started again after an interruption, it goes on where it stopped."""
+    from shortlist.commands.encode import encode as run
+
+    run(
+        model=model, data=data, output=output, shard=shard, processes=processes, side=side, split=split, device=device,
+        dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty, on_error=on_error, overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def index(
+    data: Data,
+    output: Output,
+    model: Annotated[str, typer.Option("--model", help="Folder or name of a dual encoder.")] = STATIC_MODEL,
+    vectors: Annotated[Path | None, typer.Option("--vectors", help="Output of `encode`, instead of encoding.")] = None,
+    kind: Annotated[str, typer.Option("--kind", help="exact or faiss.")] = "exact",
+    factory: Annotated[str, typer.Option("--factory", help="FAISS factory string, for --kind faiss.")] = "Flat",
+    documents: Annotated[
+        bool, typer.Option("--documents/--no-documents", help="Store titles and texts, for snippets.")
+    ] = True,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_tokens: BatchTokens = None,
+    on_empty: OnEmpty = "keep",
+    on_error: OnError = "fail",
+    overwrite: Overwrite = False,
+) -> None:
+    """Encode a corpus and build an index that `search` opens."""
+    from shortlist.commands.index import index as run
+
+    run(
+        model=model, data=data, output=output, vectors=vectors, kind=kind, factory=factory, store_documents=documents,
+        device=device, dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty, on_error=on_error,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def search(
+    index: Annotated[Path | None, typer.Option("--index", help="Directory made by `index`.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Dual encoder (default: the index's own).")] = None,
+    data: OptionalData = None,
+    bm25: Annotated[bool, typer.Option("--bm25", help="Search --data with BM25; no index needed.")] = False,
+    split: Split = None,
+    query: Annotated[str | None, typer.Option("--query", help="One query; prints a table.")] = None,
+    queries: Annotated[Path | None, typer.Option("--queries", help="A file of queries (JSON lines or tsv).")] = None,
+    top_k: Annotated[int, typer.Option("--top-k", "-k", help="Results a query.")] = 100,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Run file to write (.run or .run.gz).")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Name of the run (default: from the output).")] = None,
+    format: Annotated[str, typer.Option("--format", help="trec or msmarco (three columns).")] = "trec",
+    exclude_self: ExcludeSelf = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Search an index (or a collection directly) and write a run, or answer one query."""
+    from shortlist.commands.search import search as run
+
+    run(
+        index=index, model=model, data=data, bm25=bm25, split=split, query=query, queries=queries, top_k=top_k,
+        output=output, tag=tag, format=format, exclude_self=exclude_self, device=device, dtype=dtype, as_json=as_json,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def evaluate(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="[QRELS] RUN... [MEASURE]...", help="Files and measures, in any order.")
+    ],
+    data: OptionalData = None,
+    split: Split = None,
+    as_json: AsJson = False,
+    per_query: Annotated[Path | None, typer.Option("--per-query", help="Write each query's values here.")] = None,
+    exclude_self: ExcludeSelf = "auto",
+    overwrite: Overwrite = False,
+) -> None:
+    """Measure runs: one table, a column a run. Without --data the first file holds the qrels."""
+    from shortlist.commands.evaluate import evaluate_files as run
+
+    run(
+        arguments, data=data, split=split, as_json=as_json, per_query=per_query, exclude_self=exclude_self,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Keep model, index and runs here (default: nothing is kept).")
+    ] = None,
+    data: Data = "scifact",
+    model: Annotated[str, typer.Option("--model", help="Encoder to start from.")] = STATIC_MODEL,
+    config: Annotated[str, typer.Option("--config", help="Training configuration.")] = "scifact-dual-encoder",
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train, index, search and evaluate on the embedded collection, and print what each step gave and took."""
+    from shortlist.commands.demo import demo as run
+
+    run(output=output, data=data, model=model, config=config, as_json=as_json, overwrite=overwrite)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Print versions, devices, OpenMP runtimes, FAISS usability and free memory; name what needs attention."""
+    from shortlist.commands.doctor import doctor as run
+
+    run(as_json=as_json)
+
+
+@data_app.command("info")
+def data_info(
+    path: Annotated[str, typer.Argument(help="Collection: a folder, a file, or a name.")],
+    as_json: AsJson = False,
+    on_error: OnError = "fail",
+) -> None:
+    """Counts, fill rates, lengths, duplicates, and judgements that point nowhere."""
+    from shortlist.commands.data import info as run
+
+    run(path, as_json=as_json, on_error=on_error)
+
+
+@data_app.command("convert")
+def data_convert(
+    path: Annotated[str, typer.Argument(help="Collection in any readable format.")],
+    output: Annotated[Path, typer.Argument(help="Where to write.")],
+    to: Annotated[str, typer.Option("--to", help="beir, qrels, lists or npz.")] = "beir",
+    split: Split = None,
+    on_empty: OnEmpty = "keep",
+    on_error: OnError = "fail",
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a collection in another format."""
+    from shortlist.commands.data import convert as run
+
+    run(path, output, to=to, split=split, on_empty=on_empty, on_error=on_error, overwrite=overwrite)
+
+
+@data_app.command("download")
+def data_download(
+    name: Annotated[str, typer.Argument(help="Name of a registered data set.")],
+    root: Annotated[Path, typer.Option("--root", help="Folder for data sets.")] = Path("data"),
+    url: Annotated[str | None, typer.Option("--url", help="Another mirror of the same file.")] = None,
+) -> None:
+    """Fetch a registered data set from its public mirror; resumes, and checks the checksum where one is known."""
+    from shortlist.commands.data import download as run
+
+    run(name, root=root, url=url)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Console entry point: runs the command line and turns known errors into one sentence and an exit code."""
+    try:
+        return app(arguments)
+    except ShortlistError as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader of stdout is gone (`| head`); there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; nothing was half-written, fix this and run the command again.", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
