@@ -28,7 +28,8 @@ def rank_order(ids: Sequence[str], scores: ArrayLike) -> NDArray[np.int64]:
     """
     import numpy as np
 
-    values = np.asarray(scores, dtype=np.float32)
+    with np.errstate(over="ignore"):  # an overflow becomes infinite and is named below
+        values = np.asarray(scores, dtype=np.float32)
     if values.shape != (len(ids),):
         raise DataError(f"{len(ids)} ids but scores of shape {values.shape}; one score a document is expected.")
     finite = np.isfinite(values)
