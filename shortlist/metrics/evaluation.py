@@ -1,0 +1,277 @@
+"""`evaluate`: a run against qrels, with every query counted.
+
+Queries in the qrels that the run lacks count as 0 and are listed; queries in the run without judgements are ignored
+and counted; queries without a relevant document are 0 and stay in the mean. The core measures are computed in NumPy
+(`core.py`), the rest by ir-measures over the same ranks (`providers.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shortlist.errors import ConfigError, DataError
+from shortlist.metrics.core import HitTable, Values, core_measure, judged
+from shortlist.metrics.names import PSP, measure_object, parse_measure
+from shortlist.metrics.providers import evaluate_with_providers
+from shortlist.metrics.xc import DEFAULT_PROPENSITY, inverse_propensities, propensity_scored_precision
+from shortlist.types import Qrels, Run
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MEASURES: dict[str, tuple[str, ...]] = {
+    "beir": ("nDCG@10", "R@100"),
+    "msmarco": ("RR@10", "R@1000"),
+    "trec-dl": ("nDCG@10", "AP(rel=2)", "R(rel=2)@1000"),
+    "xc": ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@100"),
+}
+ENGINES = ("auto", "ir-measures")
+Judgements = Mapping[Any, Mapping[Any, Any]] | Iterable[Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measures of one run: means over all judged queries, values per query, and what was counted.
+
+    Attributes:
+        name: name of the run.
+        measures: measure names in ir-measures notation, in the order asked for.
+        mean: measure → mean over every query of the qrels, 0–1 (a sum for NumRet and its kin).
+        per_query: query id → measure → value, missing queries included with 0.
+        counts: `queries` (NumQ), `answered`, `missing`, `unjudged`, `without_relevant`, `negative_grades`,
+            `Judged@10`, and what `exclude_self` and `filters` took out.
+        settings: what changes the numbers beside the measures: `exclude_self`, `filters`, `propensity`.
+        missing: ids of judged queries that the run does not answer.
+        unjudged: ids of the run's queries without judgements.
+    """
+
+    name: str
+    measures: list[str]
+    mean: dict[str, float]
+    per_query: dict[str, dict[str, float]] = field(repr=False)
+    counts: dict[str, int | float]
+    settings: dict[str, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = field(default=(), repr=False)
+    unjudged: tuple[str, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        rows = [("run", self.name), *((name, f"{self.mean[name]:.4f}") for name in self.measures)]
+        rows += [(name, format_count(value)) for name, value in self.counts.items()]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {value}" for name, value in rows] + self.notes()
+        return "\n".join(lines)
+
+    def notes(self) -> list[str]:
+        """Sentences that belong under the table: settings that change the numbers, and queries that do not match."""
+        notes = []
+        if self.settings.get("exclude_self"):
+            notes.append(
+                f"exclude_self: a document with the query's own id is removed ({self.counts['self_excluded']} removed)."
+            )
+        if "filters" in self.settings:
+            notes.append(f"filters: {self.counts['filtered']} filtered documents removed before ranking.")
+        if "propensity" in self.settings:
+            used = self.settings["propensity"]
+            notes.append(f"PSP: propensity A={used['A']}, B={used['B']}, {used['num_train']} training points.")
+        if self.missing:
+            notes.append(f"judged but not in the run, counted as 0: {some_ids(self.missing)}.")
+        if self.unjudged:
+            notes.append(f"in the run but not judged, ignored: {some_ids(self.unjudged)}.")
+        return notes
+
+
+def evaluate(
+    qrels: Judgements,
+    run: Judgements,
+    measures: str | Sequence[str] | None = None,
+    *,
+    exclude_self: bool = False,
+    filters: Mapping[str, Iterable[str]] | None = None,
+    train_counts: Mapping[str, int] | None = None,
+    propensity: tuple[float, float] | None = None,
+    num_train: int | None = None,
+    name: str | None = None,
+    engine: str = "auto",
+) -> Evaluation:
+    """Evaluate `run` against `qrels`; all measures describe one ranking, in the package's one tie order.
+
+    Args:
+        qrels: Qrels, `{query: {document: grade}}`, or an iterable of (query, document, grade) or of ir-measures Qrel.
+        run: Run, `{query: {document: score}}`, or an iterable of (query, document, score) or of ir-measures ScoredDoc.
+        measures: names or aliases; by default nDCG@10 and R@100, or the XC set when `train_counts` is given.
+        exclude_self: remove a document that has the query's own id before ranking (ArguAna, Quora). The qrels, and so
+            the ideal ranking, stay as they are.
+        filters: query id → document ids that may not be predicted (XC filter files), removed before ranking.
+        train_counts: label id → number of training points with it; needed by PSP@k.
+        propensity: (A, B) of PSP@k; 0.55 and 1.5 by default, 0.6 and 2.6 for Amazon, 0.5 and 0.4 for Wikipedia.
+        num_train: number of training points; needed by PSP@k.
+        name: shown as the run's name instead of its own.
+        engine: `auto` computes the core measures in NumPy and the rest through ir-measures; `ir-measures` sends all
+            but PSP there (slower, the same values).
+
+    Raises:
+        ConfigError: unknown measure, or PSP without training counts.
+        DataError: empty qrels or run, no query in common, a non-finite score, a document ranked twice.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine is {engine!r}; expected one of {', '.join(ENGINES)}.")
+    names = resolve_measures(measures, "xc" if train_counts is not None else "beir")
+    judgements, results = _as_qrels(qrels), _as_run(run)
+    _check_overlap(judgements, results, name or results.name)
+
+    removed = {"self_excluded": 0, "filtered": 0}
+    rankings = dict(_rankings(judgements, results, exclude_self, filters, removed))
+    table = HitTable.build(judgements, rankings.items())
+    settings: dict[str, Any] = {}
+    if exclude_self:
+        settings["exclude_self"] = True
+    if filters:
+        settings["filters"] = True
+
+    columns: dict[str, tuple[Values, float]] = {}
+    others = []
+    for measure in names:
+        if measure.startswith(PSP + "@"):
+            weights, settings["propensity"] = _propensities(judgements, train_counts, propensity, num_train)
+            values = propensity_scored_precision(table, judgements, weights, int(measure.partition("@")[2]))
+            columns[measure] = (values, float(np.mean(values)))
+            continue
+        measured = measure_object(measure)
+        function: Callable[[HitTable], Values] | None = core_measure(measured) if engine == "auto" else None
+        if function is None:
+            others.append(measured)
+        else:
+            values = function(table)
+            columns[measure] = (values, float(np.mean(values)))
+    if others:
+        columns |= evaluate_with_providers(judgements, rankings.items(), others)
+
+    missing = tuple(table.queries[row] for row in np.flatnonzero(table.lengths == 0))
+    unjudged = tuple(query for query in results if query not in judgements)
+    counts: dict[str, int | float] = {
+        "queries": len(judgements),
+        "answered": len(judgements) - len(missing),
+        "missing": len(missing),
+        "unjudged": len(unjudged),
+        "without_relevant": int((table.relevant() == 0).sum()),
+        "negative_grades": sum(grade < 0 for documents in judgements.values() for grade in documents.values()),
+        "Judged@10": float(np.mean(judged(table, 10))),
+    }
+    counts |= {key: removed[key] for key, used in zip(removed, (exclude_self, filters), strict=True) if used}
+    if missing:
+        logger.info("%d judged queries are not in the run and count as 0: %s", len(missing), some_ids(missing))
+    if unjudged:
+        logger.info("%d queries of the run have no judgement and are ignored: %s", len(unjudged), some_ids(unjudged))
+    rows = zip(*(columns[measure][0].tolist() for measure in names), strict=True)
+    return Evaluation(
+        name=name or results.name,
+        measures=names,
+        mean={measure: columns[measure][1] for measure in names},
+        per_query={query: dict(zip(names, row, strict=True)) for query, row in zip(table.queries, rows, strict=True)},
+        counts=counts,
+        settings=settings,
+        missing=missing,
+        unjudged=unjudged,
+    )
+
+
+def resolve_measures(measures: str | Sequence[str] | None, kind: str = "beir") -> list[str]:
+    """Canonical measure names, each once; the defaults of a collection kind if none are given."""
+    if isinstance(measures, str):
+        measures = [measures]
+    given = DEFAULT_MEASURES.get(kind, DEFAULT_MEASURES["beir"]) if not measures else measures
+    return list(dict.fromkeys(parse_measure(measure) for measure in given))
+
+
+def some_ids(ids: Sequence[str], most: int = 3) -> str:
+    """Up to three ids to show in a message, and how many more there are."""
+    shown = ", ".join(repr(one) for one in ids[:most])
+    return shown + (f" and {len(ids) - most} more" if len(ids) > most else "")
+
+
+def format_count(value: int | float) -> str:
+    """A count as digits, a share with four decimals."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _rankings(
+    qrels: Qrels,
+    run: Run,
+    exclude_self: bool,
+    filters: Mapping[str, Iterable[str]] | None,
+    removed: dict[str, int],
+) -> Iterator[tuple[str, list[str]]]:
+    """Document ids best first of each judged query, without its own id and its filtered documents."""
+    for query in qrels:
+        documents = run.ranking(query)[0]
+        if exclude_self and query in documents:
+            documents = [document for document in documents if document != query]
+            removed["self_excluded"] += 1
+        if filters and query in filters:
+            banned = set(filters[query])
+            kept = [document for document in documents if document not in banned]
+            removed["filtered"] += len(documents) - len(kept)
+            documents = kept
+        yield query, documents
+
+
+def _propensities(
+    qrels: Qrels,
+    train_counts: Mapping[str, int] | None,
+    propensity: tuple[float, float] | None,
+    num_train: int | None,
+) -> tuple[dict[str, float], dict[str, Any]]:
+    if train_counts is None or num_train is None:
+        raise ConfigError(
+            "PSP@k weighs labels by their training frequency: give train_counts (label id to training count) and "
+            "num_train (number of training points), or evaluate with --data on a collection that has a train split."
+        )
+    a, b = propensity or DEFAULT_PROPENSITY
+    labels = {label for documents in qrels.values() for label in documents}
+    weights = inverse_propensities(labels, train_counts, num_train=num_train, propensity=(a, b))
+    return weights, {"A": a, "B": b, "num_train": num_train}
+
+
+def _check_overlap(qrels: Qrels, run: Run, name: str) -> None:
+    if not len(qrels) or not qrels.num_judgements:
+        raise DataError("the qrels hold no judgement; without one nothing can be measured.")
+    if not len(run):
+        raise DataError(f"run {name!r} holds no query.")
+    if not any(query in run for query in qrels):
+        raise DataError(
+            f"run {name!r} and the qrels have no query id in common: the run has {some_ids(list(run), 2)}, the qrels "
+            f"have {some_ids(list(qrels), 2)}. Do they belong to the same collection and split?"
+        )
+
+
+def _as_qrels(qrels: Judgements) -> Qrels:
+    if isinstance(qrels, Qrels):
+        return qrels
+    return Qrels(qrels if isinstance(qrels, Mapping) else _nested(qrels, "relevance", "qrels"))
+
+
+def _as_run(run: Judgements) -> Run:
+    if isinstance(run, Run):
+        return run
+    return Run(run if isinstance(run, Mapping) else _nested(run, "score", "run"))
+
+
+def _nested(rows: Iterable[Any], value: str, what: str) -> dict[str, dict[str, Any]]:
+    """(query, document, value) rows, or objects with `query_id` and `doc_id`, as nested dictionaries; read once."""
+    nested: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if hasattr(row, "query_id") and hasattr(row, "doc_id") and hasattr(row, value):
+            query, document, number = row.query_id, row.doc_id, getattr(row, value)
+        elif isinstance(row, (tuple, list)) and len(row) == 3:
+            query, document, number = row
+        else:
+            raise DataError(f"{what}: expected rows of (query, document, {value}), found {row!r}.")
+        documents = nested.setdefault(str(query), {})
+        if str(document) in documents:
+            raise DataError(f"{what}: document {document!r} appears twice for query {query!r}; keep one of them.")
+        documents[str(document)] = number
+    return nested
