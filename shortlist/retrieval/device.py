@@ -1,0 +1,47 @@
+"""Which device and numerical type "auto" means on this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from shortlist.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The torch device for `device`; "auto" is the first GPU if there is one, else Apple's, else the CPU.
+
+    Raises ConfigError for a device that this machine does not have.
+    """
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device {device!r} is unknown; expected auto, cpu, cuda, cuda:N or mps.") from None
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices.")
+    return wanted
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The torch type for `dtype`; "auto" is bfloat16 where `device` computes it in hardware, else float32."""
+    if dtype == "auto":
+        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether `device` multiplies bfloat16 matrices in hardware: emulation is slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return False
+    # Present in some releases of torch and absent in others.
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_arm_bf16_supported")
+    return any(bool(getattr(torch.cpu, probe)()) for probe in probes if hasattr(torch.cpu, probe))

@@ -1,0 +1,68 @@
+"""Token ids of many texts in one flat array, the form in which towers take texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of `len(lengths)` texts, end to end, with the length of each before and after truncation.
+
+    `ids` is int64 `(tokens,)`, `lengths` and `full_lengths` are int64 `(texts,)`, counted in tokens
+    with the special ones.
+    """
+
+    ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    full_lengths: NDArray[np.int64]
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]], full_lengths: Sequence[int] | None = None) -> Tokens:
+        """Pack one list of ids a text; `full_lengths` default to the lengths of the lists."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+        full = lengths if full_lengths is None else np.asarray(full_lengths, np.int64)
+        return cls(ids, lengths, full)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Position in `ids` where each text begins, `(texts,)`."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)[:-1]]) if len(self) else self.lengths
+
+    def truncate(self, max_length: int | None) -> Tokens:
+        """The first `max_length` tokens of each text; the object itself where nothing is longer."""
+        if max_length is None or not len(self) or int(self.lengths.max()) <= max_length:
+            return self
+        position = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
+        return Tokens(self.ids[position < max_length], np.minimum(self.lengths, max_length), self.full_lengths)
+
+    def take(self, rows: Iterable[int] | NDArray[np.int64]) -> Tokens:
+        """The texts at `rows`, in that order."""
+        chosen = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64)
+        lengths = self.lengths[chosen]
+        return Tokens(self.ids[_ranges(self.starts[chosen], lengths)], lengths, self.full_lengths[chosen])
+
+    def padded(self, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Ids `(texts, longest)` padded on the right, and their mask; None for the mask if nothing is padded."""
+        width = int(self.lengths.max()) if len(self) else 0
+        if len(self.ids) == width * len(self):
+            return self.ids.reshape(len(self), width), None
+        mask = np.arange(width) < self.lengths[:, None]
+        padded = np.full(mask.shape, pad_id, np.int64)
+        padded[mask] = self.ids
+        return padded, mask.astype(np.int64)
+
+
+def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers starts[i] … starts[i] + lengths[i] − 1 for every i, end to end."""
+    offsets = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
