@@ -1,0 +1,131 @@
+"""What all losses share: the checks of their arguments, the list of positive entries, and the reduction.
+
+Conventions of the folder: scores are `(queries, docs)`, already divided by the temperature. Positives are a
+mask of the same shape, or grades, where a grade above zero is a positive. Masks are True = keep. An entry that
+`valid` drops does not exist for the loss, and neither does one whose score is -inf: it has no probability, no
+gradient and is no positive. Losses compute in float32 (float64 for float64 scores); the gradient comes back in
+the dtype of the scores.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shortlist.errors import ConfigError, DataError
+from shortlist.losses.row_statistics import blocks, compute_dtype
+
+
+@dataclass(frozen=True)
+class PositiveEntries:
+    """The positive entries of a score matrix, row by row, n of them in all."""
+
+    rows: Tensor
+    """(n,) row of each entry, ascending."""
+    columns: Tensor
+    """(n,) column of each entry, ascending within a row."""
+    grades: Tensor
+    """(n,) grade of each entry in the compute dtype; 1 where the positives are a mask."""
+    counts: Tensor
+    """(queries,) number of positives of each row."""
+
+    def weights(self, *, by_grade: bool) -> Tensor:
+        """Return (n,) weights that sum to one in each row: equal, or in proportion to the grade."""
+        raw = self.grades if by_grade else torch.ones_like(self.grades)
+        return raw / self.row_sums(raw)[self.rows]
+
+    def row_sums(self, values: Tensor) -> Tensor:
+        """Sum (n,) values of the entries into (queries,)."""
+        return values.new_zeros(self.counts.shape[0]).index_add(0, self.rows, values)
+
+
+def positive_entries(scores: Tensor, positives: Tensor, valid: Tensor | None) -> PositiveEntries:
+    """List the positives that are valid, block by block of rows so that no second mask of full size is made."""
+    rows, columns = [], []
+    for block in blocks(positives):
+        keep = positives[block] if positives.dtype == torch.bool else positives[block] > 0
+        if valid is not None:
+            keep = keep & valid[block]
+        row, column = keep.nonzero(as_tuple=True)
+        rows.append(row + block.start)
+        columns.append(column)
+    empty = torch.zeros(0, dtype=torch.long, device=positives.device)
+    row, column = torch.cat([empty, *rows]), torch.cat([empty, *columns])
+    scored = scores.detach()[row, column] != -torch.inf
+    row, column = row[scored], column[scored]
+    grades = positives[row, column].to(compute_dtype(scores))
+    return PositiveEntries(row, column, grades, torch.bincount(row, minlength=positives.shape[0]))
+
+
+def check_matrices(scores: Tensor, other: Tensor, valid: Tensor | None, *, name: str) -> None:
+    """Raise DataError unless scores is a float matrix and the other arguments have its shape."""
+    if scores.ndim != 2 or not scores.is_floating_point():
+        raise DataError(
+            f"scores must be a matrix (queries, docs) of floats, got shape {tuple(scores.shape)} of {scores.dtype}."
+        )
+    for label, argument in ((name, other), ("valid", valid)):
+        if argument is not None and argument.shape != scores.shape:
+            raise DataError(
+                f"{label} has shape {tuple(argument.shape)} but scores has {tuple(scores.shape)}; "
+                "give one value for each (query, doc) pair."
+            )
+    if valid is not None and valid.dtype != torch.bool:
+        raise DataError(f"valid must be a bool mask, True = keep, got {valid.dtype}; convert it with valid.bool().")
+
+
+def kept(scores: Tensor, valid: Tensor | None) -> Tensor:
+    """Return a (queries, docs) mask of what exists for a loss: valid, and not -inf."""
+    keep = scores.detach() != -torch.inf
+    return keep if valid is None else keep & valid
+
+
+def check_number(name: str, value: float) -> float:
+    """Return an option as a float; raise ConfigError unless it is a finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be a finite number above 0, got {value!r}.")
+    return float(value)
+
+
+def mean_over_queries(values: Tensor, counted: Tensor) -> Tensor:
+    """Average (queries,) values over the counted rows; 0, still attached to the graph, if there is none."""
+    return values.sum() / counted.sum().clamp(min=1)
+
+
+class RankingLoss(nn.Module, ABC):
+    """A loss on a score matrix: subclasses give one value a query, this class checks and averages.
+
+    `target` says what the second argument is: "positives" (a mask or grades) or "teacher" (teacher scores).
+    """
+
+    target: ClassVar[Literal["positives", "teacher"]] = "positives"
+
+    def forward(self, scores: Tensor, positives: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return the mean loss over the queries that have a positive, 0 if none has.
+
+        Args:
+            scores: (queries, docs) floats, already divided by the temperature.
+            positives: (queries, docs) bools, or grades where a grade above zero is a positive.
+            valid: (queries, docs) bools, True = keep; None keeps all. This is where copies of a positive's text
+                and known positives that must not act as negatives are masked.
+
+        Raises:
+            DataError: the shapes differ, scores are not floats, or valid is not a bool mask.
+        """
+        return mean_over_queries(*self.per_query(scores, positives, valid))
+
+    def per_query(self, scores: Tensor, positives: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return (queries,) losses, 0 where a row has no positive, and (queries,) bools: has a positive.
+
+        For callers that reduce over more than this matrix: micro-batches, shards, or a weighted sum of queries.
+        """
+        check_matrices(scores, positives, valid, name="positives")
+        entries = positive_entries(scores, positives, valid)
+        if scores.numel() == 0:
+            return scores.to(compute_dtype(scores)).sum(dim=1), entries.counts > 0
+        return self.row_losses(scores, entries, valid), entries.counts > 0
+
+    @abstractmethod
+    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
+        """Return (queries,) losses in the compute dtype, exactly 0 for a row without positives."""
