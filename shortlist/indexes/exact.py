@@ -1,0 +1,141 @@
+"""Exact search with torch on any device: every score is computed, in chunks within a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shortlist.errors import ConfigError
+from shortlist.indexes.base import VectorIndex, Vectors
+from shortlist.indexes.storage import ShardWriter, open_shards
+from shortlist.indexes.topk import TopK
+
+_QUERIES = 1024  # queries scored together
+_CPU_SCORES = 4 << 20  # scores of one chunk; 16 MB stay in cache between the product and the filter
+_DEVICE_SCORES = 128 << 20
+_BLOCK_ROWS = 4096  # least room of a block of added vectors
+
+
+class ExactIndex(VectorIndex):
+    """Exact inner-product search over float32 vectors, in memory or memory-mapped, on CPU, CUDA or MPS.
+
+    The default kind: nothing to tune, add and remove at once, results equal to a full sort under the package's tie
+    rule. Scanning costs docs × dim multiplications a query; prefer an approximate `FaissIndex` when that is too slow.
+
+    Args:
+        dim: length of a vector.
+        metric: "ip", the inner product; cosine when the vectors are normalised.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps".
+    """
+
+    kind = "exact"
+    metrics = ("ip",)
+
+    def __init__(self, dim: int, *, metric: str = "ip", device: str = "auto"):
+        super().__init__(dim, metric=metric)
+        self.device = _device(device)
+        self._blocks: list[NDArray[np.float32]] = []  # opened shards, then blocks with room to grow
+        self._used: list[int] = []  # rows of each block that hold a vector
+        self._growing = 0  # blocks from here on are ours to write to
+
+    def vectors(self) -> Iterator[NDArray[np.float32]]:
+        """The stored vectors in order, removed ones included, as views of at most one shard each."""
+        for block, used in zip(self._blocks, self._used, strict=True):
+            yield block[:used]
+
+    def _append(self, vectors: Vectors) -> None:
+        start = 0
+        if len(self._blocks) > self._growing:
+            block, used = self._blocks[-1], self._used[-1]
+            start = min(len(block) - used, len(vectors))
+            block[used : used + start] = vectors[:start]
+            self._used[-1] = used + start
+        if start < len(vectors):
+            # Each new block has room for as many rows as all before it: few blocks, and no row is ever moved.
+            room = max(len(vectors) - start, min(sum(self._used), 1 << 18), _BLOCK_ROWS)
+            block = np.empty((room, self.dim), np.float32)
+            block[: len(vectors) - start] = vectors[start:]
+            self._blocks.append(block)
+            self._used.append(len(vectors) - start)
+
+    def _scan(self, queries: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+        parts = [self._scan_block(queries[start : start + _QUERIES], k) for start in range(0, len(queries), _QUERIES)]
+        positions, scores, counts = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return positions, scores, counts
+
+    @torch.inference_mode()
+    def _scan_block(self, queries: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+        on_cpu = self.device.type == "cpu"
+        left = torch.from_numpy(queries).to(self.device)
+        chunk = max(64, (_CPU_SCORES if on_cpu else _DEVICE_SCORES) // len(queries))
+        room = torch.empty(len(queries) * chunk, dtype=torch.float32, device=self.device)
+        best = TopK(len(queries), k, self._ids.take)
+        offset = 0
+        for vectors in self.vectors():
+            for start in range(0, len(vectors), chunk):
+                right = torch.from_numpy(vectors[start : start + chunk]).to(self.device)
+                size = len(right)
+                scores = room[: len(queries) * size].view(len(queries), size)
+                torch.mm(left, right.T, out=scores)
+                removed = self._ids.removed_mask(offset + start, offset + start + size)
+                if removed is not None:
+                    scores[:, torch.from_numpy(removed).to(self.device)] = -torch.inf
+                best.add(*_candidates(scores, best, offset + start))
+            offset += len(vectors)
+        return best.finish()
+
+    def _write_vectors(self, directory: Path) -> bool:
+        writer = ShardWriter(directory, self.dim)
+        offset = 0
+        for vectors in self.vectors():
+            removed = self._ids.removed_mask(offset, offset + len(vectors))
+            if removed is None:
+                writer.append(vectors)
+            else:
+                for start in range(0, len(vectors), _BLOCK_ROWS):
+                    writer.append(vectors[start : start + _BLOCK_ROWS][~removed[start : start + _BLOCK_ROWS]])
+            offset += len(vectors)
+        writer.close()
+        return True
+
+    def _open_vectors(self, directory: Path, manifest: dict[str, Any]) -> None:
+        names = sorted(name for name in manifest["files"] if name.startswith("vectors-"))
+        self._blocks = list(open_shards(directory, names, self.dim))
+        self._used = [len(block) for block in self._blocks]
+        self._growing = len(self._blocks)
+
+
+def _candidates(
+    scores: torch.Tensor, best: TopK, offset: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Rows, positions and scores of what may still enter the top k, from a block of scores `(queries, docs)`."""
+    thresholds = torch.from_numpy(best.thresholds).to(scores.device)
+    if not best.filled and scores.shape[1] > best.k:
+        thresholds = torch.maximum(thresholds, scores.topk(best.k, dim=1).values[:, -1])
+    if scores.device.type == "cpu":
+        # numpy finds the few hits of a large comparison several times faster than torch does on a CPU.
+        block = scores.numpy()
+        flat = np.flatnonzero(block >= thresholds.numpy()[:, None])
+        values = block.reshape(-1)[flat]
+    else:
+        found = (scores >= thresholds[:, None]).view(-1).nonzero().view(-1)
+        flat, values = found.cpu().numpy(), scores.view(-1)[found].cpu().numpy()
+    rows, columns = np.divmod(flat, scores.shape[1])
+    return rows, columns + offset, values
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"device {name!r} cannot be used here ({reason}); pass device='cpu' or 'auto'.") from None
+    return device

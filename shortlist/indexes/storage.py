@@ -1,0 +1,165 @@
+"""The index directory: manifest, vector shards, sizes and checksums, and the checks made when one is opened.
+
+```
+manifest.json            format, kind, metric, dim, count, model, and bytes + sha256 of every other file
+ids.utf8 ids.offsets.npy ids by position
+vectors-00000.npy …      float32 shards (kind exact)      index.faiss   (kind faiss)
+removed.npy              positions removed from index.faiss, if any
+docs.jsonl docs.offsets.npy   optional documents, by position
+```
+
+Names are relative, nothing is pickled, and no file holds a time or a host, so equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shortlist.errors import DataError, MissingInputError
+from shortlist.files import sha256, write_json
+
+FORMAT, FORMAT_VERSION = "shortlist-index", 1
+MANIFEST = "manifest.json"
+REMOVED = "removed.npy"
+SHARD_BYTES = 64 << 20
+_CHECKED_AT_OPEN = 1 << 20  # files up to this size have their checksum compared at open; larger ones by `verify`
+
+
+def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Write `manifest` with the size and checksum of every file now in `directory`; the last step of a save."""
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(directory.iterdir())
+        if path.is_file() and path.name != MANIFEST
+    }
+    write_json(directory / MANIFEST, {"format": FORMAT, "format_version": FORMAT_VERSION, **manifest, "files": files})
+
+
+def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest of an index directory, after checking that every file it names is there in full.
+
+    Sizes of all files and checksums of the small ones are compared, so opening stays fast; `verify` compares all.
+
+    Raises:
+        MissingInputError: nothing at `path`, or a file of the index is gone.
+        DataError: not an index, a newer format, or a file that was cut or changed.
+    """
+    directory = Path(path)
+    if not directory.exists():
+        raise MissingInputError(f"there is no index at {directory}; make one with `shortlist index`.")
+    file = directory / MANIFEST
+    advice = f"an index directory made by `shortlist index` has a {MANIFEST} with format {FORMAT!r}"
+    if not file.is_file():
+        raise DataError(f"{directory} is not an index: it has no {MANIFEST}; {advice}.")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is not valid JSON ({error}); the index is damaged: build it again.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{directory} is not an index: its {MANIFEST} is of another kind; {advice}.")
+    version = manifest.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise DataError(
+            f"{directory} has index format version {version}, this shortlist reads up to {FORMAT_VERSION}; "
+            "update shortlist or build the index again."
+        )
+    for name, entry in manifest.get("files", {}).items():
+        if Path(name).name != name:
+            raise DataError(f"{file} names {name!r}; files of an index lie in its own directory: build it again.")
+        _check_file(directory / name, entry, checksum=entry["bytes"] <= _CHECKED_AT_OPEN)
+    return manifest
+
+
+def verify(path: str | os.PathLike[str]) -> None:
+    """Compare the checksum of every file of an index with its manifest; reads everything. Raises as `read_manifest`."""
+    manifest = read_manifest(path)
+    for name, entry in manifest["files"].items():
+        _check_file(Path(path) / name, entry, checksum=True)
+
+
+def _check_file(file: Path, entry: dict[str, Any], *, checksum: bool) -> None:
+    if not file.is_file():
+        raise MissingInputError(f"{file} is missing although the index's {MANIFEST} names it; build the index again.")
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        raise DataError(
+            f"{file} has {size} bytes, expected {entry['bytes']}: the file was cut or changed; build the index again."
+        )
+    if checksum and (found := sha256(file)) != entry["sha256"]:
+        raise DataError(
+            f"{file} has sha256 {found[:16]}…, expected {entry['sha256'][:16]}…: its content was changed; "
+            "build the index again."
+        )
+
+
+class ShardWriter:
+    """Writes vectors given in blocks of any size as `.npy` shards of equal size, holding one shard in memory."""
+
+    def __init__(self, directory: Path, dim: int):
+        self._directory = directory
+        self._dim = dim
+        self._buffer = np.empty((max(1, SHARD_BYTES // (4 * dim)), dim), np.float32)
+        self._used = 0
+        self.names: list[str] = []
+
+    def append(self, vectors: NDArray[np.float32]) -> None:
+        """Write `vectors` `(docs, dim)` at the next positions."""
+        start = 0
+        while start < len(vectors):
+            take = min(len(vectors) - start, len(self._buffer) - self._used)
+            self._buffer[self._used : self._used + take] = vectors[start : start + take]
+            self._used += take
+            start += take
+            if self._used == len(self._buffer):
+                self._flush()
+
+    def adopt(self, file: Path) -> None:
+        """Make the whole `.npy` file at `file` the next shard, as a hard link where possible."""
+        self._flush()
+        target = self._next()
+        try:
+            os.link(file, target)
+        except OSError:
+            shutil.copyfile(file, target)
+
+    def close(self) -> list[str]:
+        """Write what is left; returns the shard names in order."""
+        self._flush()
+        return self.names
+
+    def _flush(self) -> None:
+        if self._used:
+            np.save(self._next(), self._buffer[: self._used])
+            self._used = 0
+
+    def _next(self) -> Path:
+        self.names.append(f"vectors-{len(self.names):05d}.npy")
+        return self._directory / self.names[-1]
+
+
+def open_shards(directory: Path, names: list[str], dim: int) -> Iterator[NDArray[np.float32]]:
+    """The vector shards of an index, memory-mapped.
+
+    Copy-on-write mapping: torch wants a writable array, and nothing here writes, so no page is ever copied.
+    """
+    for name in names:
+        try:
+            shard = np.load(directory / name, mmap_mode="c", allow_pickle=False)
+        except ValueError as error:
+            raise DataError(
+                f"{directory / name} is not a readable .npy file ({error}); build the index again."
+            ) from None
+        if shard.dtype != np.float32 or shard.ndim != 2 or shard.shape[1] != dim:
+            raise DataError(
+                f"{directory / name} holds {shard.dtype} {shard.shape}, expected float32 (documents, {dim}); "
+                "build the index again."
+            )
+        yield shard
