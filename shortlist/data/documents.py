@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
+
+from shortlist.errors import DataError
 
 DEFAULT_TEMPLATE = "{title} {text}"
 
@@ -61,3 +64,64 @@ def join(title: str, text: str, template: str = DEFAULT_TEMPLATE) -> str:
     if template == DEFAULT_TEMPLATE:
         return f"{title} {text}".strip()
     return template.replace("{title}", title).replace("{text}", text).strip()
+
+
+ID_KEYS = ("_id", "id", "doc_id", "docid")
+TEXT_KEYS = ("text", "contents")
+
+
+def make_document(value: Any, where: str, *, known: tuple[str, ...] = ()) -> Document:
+    """A Document from a Document, a dictionary of a corpus file, or an `(id, text)` pair.
+
+    Null title and text become "", integer ids strings; other fields are kept as metadata, those of `known` are not.
+    `where` starts the sentence about a value of another shape (DataError).
+    """
+    if isinstance(value, Document):
+        return Document(string_id(value.id, where), _string(value.title, "title", where),
+                        _string(value.text, "text", where), value.metadata)  # fmt: skip
+    if isinstance(value, Mapping):
+        id_key = next((key for key in ID_KEYS if key in value), None)
+        text_key = next((key for key in TEXT_KEYS if key in value), None)
+        if id_key is None or text_key is None:
+            missing = '"_id"' if id_key is None else '"text"'
+            raise DataError(
+                f"{where}: a document without {missing}; it has {', '.join(map(repr, value)) or 'no fields'}, expected "
+                '{"_id": …, "title": … (optional), "text": …}.'
+            )
+        metadata = value.get("metadata")
+        extra = {k: v for k, v in value.items() if k not in (id_key, text_key, "title", "metadata", *known)}
+        if isinstance(metadata, Mapping):
+            extra = {**metadata, **extra}
+        elif metadata is not None:
+            extra["metadata"] = metadata
+        return Document(string_id(value[id_key], where), _string(value.get("title"), "title", where),
+                        _string(value[text_key], text_key, where), extra or None)  # fmt: skip
+    if isinstance(value, tuple) and len(value) == 2:
+        return Document(string_id(value[0], where), "", _string(value[1], "text", where))
+    raise DataError(
+        f'{where}: a document is a Document, {{"_id": …, "title": …, "text": …}} or (id, text); found '
+        f"{type(value).__name__} {str(value)[:60]!r}."
+    )
+
+
+def string_id(value: Any, where: str, what: str = "document") -> str:
+    """An id as a string; refuses what cannot be one (empty, null, fractional, with a tab or a line break)."""
+    if isinstance(value, str):
+        if not value or value.isspace():
+            raise DataError(f"{where}: the {what} id is empty; every {what} needs one.")
+        if "\n" in value or "\t" in value or "\r" in value:
+            raise DataError(f"{where}: {what} id {value!r} holds a tab or a line break; no file format can carry it.")
+        return value
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return str(int(value))
+    raise DataError(f"{where}: {what} id {value!r} is a {type(value).__name__}; expected a string or an integer.")
+
+
+def _string(value: Any, name: str, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise DataError(f'{where}: "{name}" is a {type(value).__name__}; expected a string.')
