@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,10 +288,29 @@ class DualEncoder(nn.Module):
         """
         return self._encode(texts, "document", batch_tokens, show_progress)
 
+    def encode_stream(
+        self,
+        items: Iterable[tuple[str, str]],
+        *,
+        side: str = "document",
+        total: int | None = None,
+        batch_tokens: int | None = None,
+        show_progress: bool | None = None,
+    ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+        """Ids and vectors of (id, text) pairs in blocks, in order, with memory for a few thousand texts at a time.
+
+        `side` is "document" or "query"; `total` is for the progress bar.
+        """
+        from shortlist.retrieval.engine import encode_stream
+
+        return encode_stream(
+            self, items, side=side, total=total, batch_tokens=batch_tokens, show_progress=show_progress
+        )
+
     def _encode(
         self, texts: Texts, side: str, batch_tokens: int | None, show_progress: bool | None
     ) -> NDArray[np.float32]:
-        from shortlist.retrieval.encode import encode_texts
+        from shortlist.retrieval.engine import encode_texts
 
         ids, values = as_texts(texts)
         return encode_texts(self, values, side=side, ids=ids, batch_tokens=batch_tokens, show_progress=show_progress)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 WINDOW = 4096
 
 T = TypeVar("T")
+Id = TypeVar("Id")
 
 
 @dataclass
@@ -100,7 +102,7 @@ class Forward:
         tokens: Tokens,
         out: NDArray[np.float32],
         *,
-        name: Callable[[int], str] | None = None,
+        ids: Sequence[object] | None = None,
         done: Callable[[int], object] | None = None,
     ) -> None:
         """Fill `out` `(texts, dim)` with the vectors of `tokens`, in their order.
@@ -108,7 +110,7 @@ class Forward:
         Args:
             tokens: one window.
             out: an array or memory map that takes the rows as they come.
-            name: what to call the text at a position in an error.
+            ids: what to call the texts in an error.
             done: called with the number of texts of every finished batch.
 
         Raises:
@@ -122,10 +124,10 @@ class Forward:
                 launched = (rows, self._run(tokens, rows))
                 # The copy of a batch to the host waits for it: the next one is on its way by then.
                 if pending is not None:
-                    self._store(tokens, pending, out, name, done)
+                    self._store(tokens, pending, out, ids, done)
                 pending = launched
             if pending is not None:
-                self._store(tokens, pending, out, name, done)
+                self._store(tokens, pending, out, ids, done)
         finally:
             self.tower.train(training)
 
@@ -172,7 +174,7 @@ class Forward:
         tokens: Tokens,
         batch: tuple[NDArray[np.int64], torch.Tensor],
         out: NDArray[np.float32],
-        name: Callable[[int], str] | None,
+        ids: Sequence[object] | None,
         done: Callable[[int], object] | None,
     ) -> None:
         rows, result = batch
@@ -180,7 +182,7 @@ class Forward:
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             position = int(rows[np.flatnonzero(~finite)[0]])
-            self._refuse(tokens, position, name(position) if name else f"number {position}")
+            self._refuse(tokens, position, repr(ids[position]) if ids is not None else str(position))
         out[rows] = vectors
         if done is not None:
             done(len(rows))
@@ -238,29 +240,49 @@ def encode_texts(
     show_progress: bool | None = None,
 ) -> NDArray[np.float32]:
     """Vectors `(texts, dim)` in float32, in input order; `ids` name the texts in errors."""
+    out = np.zeros((len(texts), encoder.dim), np.float32)
+    names = ids if ids is not None else range(len(texts))
+    items = zip(names, texts, strict=True)
+    start = 0
+    for part, vectors in encode_stream(
+        encoder, items, side=side, total=len(texts), batch_tokens=batch_tokens, show_progress=show_progress
+    ):
+        out[start : start + len(part)] = vectors
+        start += len(part)
+    return out
+
+
+def encode_stream(
+    encoder: DualEncoder,
+    items: Iterable[tuple[Id, str]],
+    *,
+    side: str = "document",
+    total: int | None = None,
+    batch_tokens: int | None = None,
+    show_progress: bool | None = None,
+) -> Iterator[tuple[list[Id], NDArray[np.float32]]]:
+    """Ids and vectors `(texts, dim)` of (id, text) pairs, window by window, in order; memory does not grow."""
     forward = Forward(encoder, side, batch_tokens=batch_tokens)
     counts = EncodingCounts()
-    out = np.zeros((len(texts), encoder.dim), np.float32)
+    source = iter(items)
+
+    def windows() -> Iterator[tuple[list[Id], Tokens]]:
+        while window := list(islice(source, WINDOW)):
+            yield [id for id, _ in window], forward.tokens([text for _, text in window])
+
     started = time.perf_counter()
-    windows = (texts[start : start + WINDOW] for start in range(0, len(texts), WINDOW))
+    # One window has nothing to overlap with: no thread for it.
+    alone = total is not None and total <= WINDOW
     what = "queries" if side == "query" else "documents"
-    with progress_bar(len(texts), what, show_progress) as bar:
-        start = 0
-        # One window has nothing to overlap with: no thread for it.
-        tokenised: Iterable[Tokens] = map(forward.tokens, windows)
-        for tokens in ahead(tokenised) if len(texts) > WINDOW else tokenised:
+    with progress_bar(total, what, show_progress) as bar:
+        for ids, tokens in windows() if alone else ahead(windows()):
             counts.add(tokens)
-            first = start
-
-            def label(position: int, first: int = first) -> str:
-                return repr(ids[first + position]) if ids is not None else f"number {first + position}"
-
-            forward.vectors(tokens, out[start : start + len(tokens)], name=label, done=bar.update)
-            start += len(tokens)
+            vectors = np.zeros((len(ids), encoder.dim), np.float32)
+            forward.vectors(tokens, vectors, ids=ids, done=bar.update)
+            yield ids, vectors
     counts.seconds = time.perf_counter() - started
     if counts.texts:
         counts.report(what, forward.max_length)
-    return out
 
 
 def ahead(items: Iterable[T], *, depth: int = 2) -> Iterator[T]:
@@ -301,12 +323,12 @@ def ahead(items: Iterable[T], *, depth: int = 2) -> Iterator[T]:
         thread.join()
 
 
-def progress_bar(total: int, what: str, show: bool | None = None, *, initial: int = 0) -> tqdm:
+def progress_bar(total: int | None, what: str, show: bool | None = None, *, initial: int = 0) -> tqdm:
     """A bar with rate and time left on stderr; off by default where nobody watches (no terminal, --quiet)."""
     if show is None:
         show = sys.stderr.isatty() and os.environ.get("SHORTLIST_QUIET") != "1"
     return tqdm(
-        total=total, initial=initial, desc=f"encode {what}", unit=" texts", unit_scale=total > 100_000,
+        total=total, initial=initial, desc=f"encode {what}", unit=" texts", unit_scale=total is None or total > 100_000,
         disable=not show, mininterval=0.5, smoothing=0.1, file=sys.stderr,
     )  # fmt: skip
 

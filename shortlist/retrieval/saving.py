@@ -106,7 +106,7 @@ def _save_tower(encoder: DualEncoder, tower: Tower, folder: Path) -> list[tuple[
         chain, dense = [("StaticEmbedding", "")], []
     else:
         _save_transformer(encoder, tower, folder)
-        chain, dense = [("Transformer", ""), ("Pooling", "1_Pooling")], list(tower.projections)
+        chain, dense = [("Transformer", ""), ("Pooling", "1_Pooling")], tower.dense()
     if tower.dim != tower.full_dim:
         # sentence-transformers truncates after its Normalize; a projection that cuts comes before it.
         dense.append(_cutting(tower.full_dim, tower.dim))
@@ -145,16 +145,14 @@ def _save_transformer(encoder: DualEncoder, tower: TransformerTower, folder: Pat
     if tower.projections:
         tensors = {
             f"projections.{number}.{name}": tensor.detach().float().cpu().contiguous()
-            for number, projection in enumerate(tower.projections)
+            for number, projection in enumerate(tower.dense())
             for name, tensor in projection.state_dict().items()
         }
         save_file(tensors, folder / HEAD_FILE)
 
 
 def _width(tower: TransformerTower) -> int:
-    if tower.projections:
-        return tower.projections[0].linear.in_features  # type: ignore[union-attr,return-value]
-    return tower.full_dim
+    return tower.dense()[0].linear.in_features if tower.projections else tower.full_dim
 
 
 def _cutting(full: int, dim: int) -> Projection:

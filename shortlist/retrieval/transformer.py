@@ -94,7 +94,7 @@ class TransformerTower(nn.Module):
         self.projections = nn.ModuleList(projections)
         self.normalise = normalise
         self.lower_case = lower_case
-        self.full_dim = projections[-1].linear.out_features if projections else _hidden_size(backbone.config)
+        self.full_dim: int = projections[-1].linear.out_features if projections else _hidden_size(backbone.config)
         self.dim = self.full_dim if dim is None else dim
         # A decoder would keep keys and values for tokens that nobody generates.
         causal = "use_cache" in inspect.signature(_unwrapped(backbone).forward).parameters
@@ -116,11 +116,15 @@ class TransformerTower(nn.Module):
         return {
             "kind": self.kind,
             "pooling": self.pooling,
-            "projections": [projection.settings() for projection in self.projections],
+            "projections": [projection.settings() for projection in self.dense()],
             "normalise": self.normalise,
             "dim": self.dim,
             "lower_case": self.lower_case,
         }
+
+    def dense(self) -> list[Projection]:
+        """The projections as what they are."""
+        return [module for module in self.projections if isinstance(module, Projection)]
 
     def tokens(self, texts: Sequence[str], *, max_length: int | None) -> Tokens:
         """Token ids of `texts` with the special tokens, at most `max_length` of each (None: all)."""
