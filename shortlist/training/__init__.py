@@ -1,0 +1,1 @@
+"""Training: examples, batches, objective, and the loop around them (a thin transformers.Trainer)."""
