@@ -253,22 +253,26 @@ class Collection:
         """SHA-256 of every source file, by its path inside the collection; remembered until a file changes."""
         return {self._inside(file): cached_checksum(file) for file in self.files}
 
-    def dev_split(self, *, reserve: Iterable[str] | None = None, fraction: float = 0.1) -> tuple[Qrels, Qrels]:
+    def dev_split(
+        self, *, train: str = "train", reserve: Iterable[str] | None = None, fraction: float = 0.1
+    ) -> tuple[Qrels, Qrels]:
         """(training part, development part) for choosing checkpoints, never from a split that is reported.
 
         If there is a "dev" or "validation" split that is not in `reserve` (default: the `default_split`), it is the
-        development part and "train" the training part. Otherwise about `fraction` of the train queries are split off
+        development part and `train` the training part. Otherwise about `fraction` of the train queries are split off
         by hash, whole groups at a time (`splits.split_off_dev`): by the `group` or `page` of the query where the
         file has one, else so that queries with a common relevant document, or relevant documents of one title (the
         parts of a page), stay together; in XC collections by query alone.
         """
         kept = {self.default_split} if reserve is None else set(reserve)
-        train = self.qrels("train")
+        judged = self.qrels(train)
         for name in ("dev", "validation"):
-            if name in self._qrels and name not in kept:
-                return train, self.qrels(name)
+            if name in self._qrels and name not in kept and name != train:
+                return judged, self.qrels(name)
         groups = self._groups() if self._groups else {}
-        return split_off_dev(train, fraction=fraction, groups=groups, corpus=None if self.kind == "xc" else self.corpus)
+        return split_off_dev(
+            judged, fraction=fraction, groups=groups, corpus=None if self.kind == "xc" else self.corpus
+        )
 
     def _judged_queries(self, split: str) -> dict[str, str]:
         texts = self._read_queries(split)

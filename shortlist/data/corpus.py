@@ -109,17 +109,20 @@ class Corpus:
 
     def positions(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Rows of many ids at once, −1 where an id is unknown."""
-        wanted = hash_ids(ids)
         found = np.full(len(ids), -1, np.int64)
+        wanted = hash_ids(ids)
         at = np.searchsorted(self._hashes, wanted, side="left")
-        for index, start in enumerate(at.tolist()):
+        rest = np.arange(len(ids))
+        while len(rest):
             # Equal hashes stand side by side; the id itself decides.
-            while start < len(self._hashes) and self._hashes[start] == wanted[index]:
-                row = int(self._rows[start])
-                if self._id(row) == ids[index]:
-                    found[index] = row
-                    break
-                start += 1
+            rest = rest[at[rest] < len(self)]
+            rest = rest[self._hashes[at[rest]] == wanted[rest]]
+            rows = self._rows[at[rest]].astype(np.int64)
+            pairs = zip(rest.tolist(), self._ids(rows), strict=True)
+            same = np.fromiter((ids[index] == id for index, id in pairs), bool, len(rest))
+            found[rest[same]] = rows[same]
+            rest = rest[~same]
+            at[rest] += 1
         return found
 
     def row(self, index: int) -> Document:
@@ -180,6 +183,21 @@ class Corpus:
             part = self._batches[number].slice(start - first, size)
             yield [part.column(name).to_pylist() for name in names]
             start += size
+
+    def _ids(self, rows: NDArray[np.int64]) -> list[str]:
+        """Ids of `rows`, read batch by batch."""
+        if len(rows) == 1:
+            return [self._id(int(rows[0]))]
+        ids = [""] * len(rows)
+        order = np.argsort(rows, kind="stable")
+        bounds = np.searchsorted(rows[order], self._starts)
+        for number, batch in enumerate(self._batches):
+            part = order[bounds[number] : bounds[number + 1]]
+            if len(part):
+                values = batch.column("id").take(pa.array(rows[part] - self._starts[number])).to_pylist()
+                for position, value in zip(part.tolist(), values, strict=True):
+                    ids[position] = value
+        return ids
 
     def _id(self, row: int) -> str:
         number = bisect.bisect_right(self._starts, row) - 1

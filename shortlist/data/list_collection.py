@@ -164,6 +164,6 @@ def _refuse_bare_ids(file: Path) -> None:
         shown = query_id if query is None else items[0].id
         raise DataError(
             f"{file}: the lists hold ids only, such as {shown!r}; put corpus.jsonl and queries.jsonl (or "
-            "collection.tsv and queries.train.tsv) into the same folder and open that, or use read_lists(path, corpus=…, "
-            "queries=…)."
+            "collection.tsv and queries.train.tsv) into the same folder and open that, or use read_lists(path, "
+            "corpus=…, queries=…)."
         )

@@ -123,7 +123,8 @@ class _Files:
             self._single(path)
         else:
             self._folder(path)
-        self.all: list[Path] = [file for file in (self.collection, self.triples) if file is not None]
+        self.all: list[Path] = [self.collection] if self.collection else []
+        self.all += [self.triples] if self.triples else []
         self.all += [*self.queries.values(), *self.qrels.values(), *self.top.values(), *self.json.values()]
 
     def _single(self, path: Path) -> None:

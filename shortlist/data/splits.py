@@ -42,7 +42,7 @@ def split_off_dev(
         if len(chosen) + len(queries) <= target:
             chosen.update(queries)
     if not chosen:  # every group is larger than the target
-        chosen.update(min(ordered, key=lambda queries: len(queries)))
+        chosen.update(sorted(ordered, key=len)[0])
     name = train.name or "train"
     return (
         _part(train, [query for query in train if query not in chosen], name),
