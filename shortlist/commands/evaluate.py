@@ -13,21 +13,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import atomic_open, refuse_existing
 from shortlist.metrics import Evaluation, evaluate, is_measure, looks_like_measure, parse_measure
-from shortlist.metrics.evaluation import format_count, resolve_measures
+from shortlist.metrics.evaluation import DEFAULT_MEASURES, format_count, resolve_measures
 from shortlist.metrics.names import PSP
 from shortlist.metrics.xc import count_labels
 from shortlist.types import Qrels
+
+if TYPE_CHECKING:
+    from shortlist.data import Collection
 
 
 def evaluate_files(
     arguments: Sequence[str],
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: str | Path | Collection | None = None,
     split: str | None = None,
     as_json: bool = False,
     per_query: str | os.PathLike[str] | None = None,
@@ -66,7 +69,7 @@ def evaluate_files(
         from shortlist.data import read_qrels
 
         qrels = read_qrels(files.pop(0))
-        names = resolve_measures(measures)
+        names = resolve_measures(measures or DEFAULT_MEASURES)
         options["exclude_self"] = bool(options["exclude_self"])
     else:
         if not files:
@@ -115,7 +118,7 @@ def _sort_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
     for argument in arguments:
         if is_measure(argument):
             measures.append(parse_measure(argument))
-        elif Path(argument).exists():
+        elif argument == "-" or Path(argument).exists():
             files.append(Path(argument))
         elif looks_like_measure(argument):
             try:
@@ -137,7 +140,7 @@ def _exclude_self(value: str | bool) -> bool | None:
 
 
 def _from_collection(
-    data: str | os.PathLike[str], split: str | None, measures: list[str], options: dict[str, Any]
+    data: str | Path | Collection, split: str | None, measures: list[str], options: dict[str, Any]
 ) -> tuple[Qrels, list[str]]:
     """Qrels and measures of a collection; fills in `options` what its kind needs."""
     from shortlist.data import load_collection
@@ -153,7 +156,7 @@ def _from_collection(
     if any(name.startswith(PSP + "@") for name in names):
         if "train" not in collection.splits:
             raise DataError(
-                f"{data}: PSP@k weighs labels by their training frequency, and this collection has no train split "
+                f"{collection.name}: PSP@k weighs labels by their training frequency, and this collection has no train split "
                 f"(it has {', '.join(collection.splits)}). Ask for other measures, as P@5."
             )
         train = collection.qrels("train")

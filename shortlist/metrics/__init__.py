@@ -1,11 +1,10 @@
 """Measures of a run against qrels: names, the core measures in NumPy, XC measures, everything else by ir-measures."""
 
-from shortlist.metrics.evaluation import DEFAULT_MEASURES, Evaluation, evaluate
+from shortlist.metrics.evaluation import Evaluation, evaluate
 from shortlist.metrics.names import is_measure, looks_like_measure, parse_measure
 from shortlist.metrics.xc import count_labels, inverse_propensities
 
 __all__ = [
-    "DEFAULT_MEASURES",
     "Evaluation",
     "count_labels",
     "evaluate",

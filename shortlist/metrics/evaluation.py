@@ -23,12 +23,9 @@ from shortlist.types import Qrels, Run
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MEASURES: dict[str, tuple[str, ...]] = {
-    "beir": ("nDCG@10", "R@100"),
-    "msmarco": ("RR@10", "R@1000"),
-    "trec-dl": ("nDCG@10", "AP(rel=2)", "R(rel=2)@1000"),
-    "xc": ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@100"),
-}
+# Of plain qrels and of XC; a collection names its own (data/).
+DEFAULT_MEASURES = ("nDCG@10", "R@100")
+XC_MEASURES = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@100")
 ENGINES = ("auto", "ir-measures")
 Judgements = Mapping[Any, Mapping[Any, Any]] | Iterable[Any]
 
@@ -119,7 +116,7 @@ def evaluate(
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine is {engine!r}; expected one of {', '.join(ENGINES)}.")
-    names = resolve_measures(measures, "xc" if train_counts is not None else "beir")
+    names = resolve_measures(measures or (XC_MEASURES if train_counts is not None else DEFAULT_MEASURES))
     judgements, results = _as_qrels(qrels), _as_run(run)
     _check_overlap(judgements, results, name or results.name)
 
@@ -179,11 +176,9 @@ def evaluate(
     )
 
 
-def resolve_measures(measures: str | Sequence[str] | None, kind: str = "beir") -> list[str]:
-    """Canonical measure names, each once; the defaults of a collection kind if none are given."""
-    if isinstance(measures, str):
-        measures = [measures]
-    given = DEFAULT_MEASURES.get(kind, DEFAULT_MEASURES["beir"]) if not measures else measures
+def resolve_measures(measures: str | Sequence[str]) -> list[str]:
+    """Canonical names of one or several measures, each once, in the order given."""
+    given = [measures] if isinstance(measures, str) else measures
     return list(dict.fromkeys(parse_measure(measure) for measure in given))
 
 

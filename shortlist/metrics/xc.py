@@ -57,4 +57,4 @@ def propensity_scored_precision(
         sum(sorted((weights[label] for label, grade in labels.items() if grade >= 1), reverse=True)[:k])
         for labels in qrels.values()
     )
-    return gained * (len(table.queries) / ideal) if ideal else np.zeros(len(table.queries))
+    return np.asarray(gained * (len(table.queries) / ideal if ideal else 0.0), np.float64)

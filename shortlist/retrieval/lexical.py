@@ -22,7 +22,7 @@ import Stemmer
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from shortlist.data.corpus import Corpus
+from shortlist.data import Corpus
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import atomic_directory, write_json
 from shortlist.indexes.ids import IdTable, IdWriter

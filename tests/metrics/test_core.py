@@ -10,8 +10,8 @@ from shortlist.metrics import evaluate
 from shortlist.metrics.core import HitTable, ndcg, recall
 
 CORE = [
-    "nDCG", "nDCG@1", "nDCG@10", "P@1", "P@5", "P(rel=2)@5", "R@5", "R@1000", "R(rel=2)@10", "RR", "RR@3", "RR(rel=2)@10",
-    "AP", "AP@5", "AP(rel=2)", "Success@1", "Success@5", "Success(rel=3)@5",
+    "nDCG", "nDCG@1", "nDCG@10", "P@1", "P@5", "P(rel=2)@5", "R@5", "R@1000", "R(rel=2)@10", "RR", "RR@3",
+    "RR(rel=2)@10", "AP", "AP@5", "AP(rel=2)", "Success@1", "Success@5", "Success(rel=3)@5",
 ]  # fmt: skip
 
 
