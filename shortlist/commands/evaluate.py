@@ -156,7 +156,7 @@ def _from_collection(
     if any(name.startswith(PSP + "@") for name in names):
         if "train" not in collection.splits:
             raise DataError(
-                f"{collection.name}: PSP@k weighs labels by their training frequency, and this collection has no train split "
+                f"{collection.name}: PSP@k weighs labels by their training frequency, and there is no train split "
                 f"(it has {', '.join(collection.splits)}). Ask for other measures, as P@5."
             )
         train = collection.qrels("train")

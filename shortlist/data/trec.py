@@ -88,7 +88,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
 
     `path` may be compressed, or `-` for standard input. In the TREC form the rank is ignored and the score decides, as
     trec_eval does. A third and last column of whole numbers from 1 is a rank (score = −rank); otherwise it is a score.
-    `name` is by default the file's name without suffixes.
+    `name` is by default the tag of the first TREC line, in the other shapes the file's name without suffixes.
 
     Raises:
         DataError: an empty file, another number of columns, a score that is not finite, a document ranked twice for a
@@ -101,6 +101,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
     for number, fields in _rows(path):
         if not width:
             width = len(fields)
+            name = name or (fields[5] if width == 6 else None)
         if len(fields) != width or width not in (3, 4, 6):
             raise DataError(
                 f"{path}, line {number}: {len(fields)} columns; expected {_RUN_SHAPES}"

@@ -1,6 +1,6 @@
 """BM25: the lexical first stage, through bm25s, with the same interface as the dense retriever.
 
-Lucene's BM25 with its usual passage-sized constants (k1 0.9, b 0.4), Snowball stems and stop words. Queries are plain
+Lucene's BM25 with the constants usual for short documents (k1 0.9, b 0.4), Snowball stems and stop words. Queries are plain
 text: no character in them is an operator. A document without any term of the query is not ranked at all (bm25s alone
 would pad the list with zero scores), and ties at the cut are resolved exactly, by the package's one rule.
 """
@@ -29,6 +29,8 @@ from shortlist.indexes.ids import IdTable, IdWriter
 from shortlist.types import Run, Texts, check_k, rank_order
 
 logger = logging.getLogger(__name__)
+# bm25s sets its own logger to DEBUG at import, which would pass every handler of the application.
+logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 FORMAT, FORMAT_VERSION = "shortlist-bm25", 1
 # As in Lucene-like tokenisers of bm25s and scikit-learn: runs of two or more letters, digits or underscores.
@@ -181,7 +183,7 @@ class LexicalRetriever:
         return run
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the index as a directory, whole or not at all: bm25s's arrays, the ids and a manifest; no pickle.
+        """Write the index as a directory, whole or not at all: bm25s's arrays, the ids and a manifest.
 
         Raises:
             OutputExistsError: `path` exists and `overwrite` is false.
