@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -63,7 +64,8 @@ def join(title: str, text: str, template: str = DEFAULT_TEMPLATE) -> str:
     """`title` and `text` through `template`, stripped at both ends."""
     if template == DEFAULT_TEMPLATE:
         return f"{title} {text}".strip()
-    return template.replace("{title}", title).replace("{text}", text).strip()
+    parts = {"{title}": title, "{text}": text}
+    return re.sub(r"\{title\}|\{text\}", lambda match: parts[match[0]], template).strip()
 
 
 ID_KEYS = ("_id", "id", "doc_id", "docid")
