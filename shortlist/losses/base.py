@@ -101,6 +101,9 @@ class RankingLoss(nn.Module, ABC):
 
     target: ClassVar[Literal["positives", "teacher"]] = "positives"
 
+    def __init__(self) -> None:  # takes nothing, so that build_loss can tell a wrong option
+        super().__init__()
+
     def forward(self, scores: Tensor, positives: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return the mean loss over the queries that have a positive, 0 if none has.
 

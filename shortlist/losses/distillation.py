@@ -33,6 +33,9 @@ class MarginMSE(nn.Module):
 
     target: ClassVar[Literal["positives", "teacher"]] = "teacher"
 
+    def __init__(self) -> None:  # takes nothing, so that build_loss can tell a wrong option
+        super().__init__()
+
     def forward(
         self, scores: Tensor, teacher_scores: Tensor, valid: Tensor | None = None, *, positives: Tensor
     ) -> Tensor:

@@ -27,7 +27,8 @@ from shortlist.losses.base import PositiveEntries, RankingLoss, check_matrices, 
 from shortlist.losses.row_statistics import RowStatistic, Workspace, compute_dtype, masked_blocks, row_statistic
 
 EVERYTHING = -1e30  # the threshold of a row whose k is all it has: every p is 1
-MAX_STEPS = 400  # every eighth step halves the bracket, so this is out of reach; usual is 4 to 6
+FREE_STEPS = 5  # Newton alone; usually enough
+MAX_STEPS = 400  # out of reach: from then on steps or bracket halve
 
 
 class SoftTopK(RankingLoss):
@@ -189,10 +190,11 @@ def _difference(a: Tensor, tau: Tensor, *, out: Tensor | None = None) -> Tensor:
 def _solve(a: Tensor, k: Tensor, workspace: Workspace) -> Tensor:
     """Return (rows,) tau with sum_l sigmoid(a_l - tau) = k, for a (rows, docs) with -inf where a column is masked.
 
-    Newton steps on the logarithm of (sum / k), which is nearly linear in tau, inside a bracket that shrinks; a step
-    that leaves the bracket, and every eighth, is replaced by its middle. All that is read of the columns are their
-    number, maximum, minimum and sums. A Newton step ends the iteration when it is so small that the quadratic error it
-    leaves is below the precision of the dtype, so the last one needs no further look at the columns.
+    Newton steps on the logarithm of (sum / k), nearly linear in tau, inside a bracket that shrinks. A step that leaves
+    the bracket, or after a few steps is not half as long as the one before, is replaced by the bracket's middle.
+    All that is read of the columns are their number, maximum, minimum and sums. A Newton step ends the iteration when
+    it is so small that the quadratic error it leaves is below the precision of the dtype, so the last one needs no
+    further look at the columns.
     """
     low, high = a.amin(dim=1), a.amax(dim=1)
     count = torch.full_like(k, a.shape[1])
@@ -216,13 +218,15 @@ def _solve(a: Tensor, k: Tensor, workspace: Workspace) -> Tensor:
     lower, upper = torch.minimum(low - logit, current) - slack, current + slack
 
     tolerance = 1e-7 if a.dtype == torch.float64 else 5e-4
-    done = torch.zeros_like(unsolved)
-    for step_number in range(1, MAX_STEPS):
+    done, moved = torch.zeros_like(unsolved), upper - lower
+    for step in range(MAX_STEPS):
         excess, slope = _excess(a, current, k, workspace)
         lower = torch.where(excess > 0, current, lower)
         upper = torch.where(excess > 0, upper, current)
         proposal = current + excess / slope
-        halve = (proposal < lower) | (proposal > upper) | (step_number % 8 == 0)
+        halve = (proposal < lower) | (proposal > upper)
+        if step >= FREE_STEPS:
+            halve |= (proposal - current).abs() > moved / 2
         proposal = torch.where(halve, (lower + upper) / 2, proposal)
         moved = (proposal - current).abs()
         # A finished row stays as it is: its result must not depend on the rows it shares a block with.
