@@ -227,10 +227,11 @@ class VectorIndex(abc.ABC):
                 stop = min(start + SLICE, len(self._ids))
                 positions = self._ids.present(start, stop) if compacted else np.arange(start, stop)
                 writer.append(self._ids.take(positions))
-                for position in positions.tolist() if store and self.documents else ():
-                    store.append_line(self.documents.line(position))  # type: ignore[union-attr]
+                if store is not None and self.documents is not None:
+                    for position in positions.tolist():
+                        store.append_line(self.documents.line(position))
             writer.close(distinct=compacted)
-            if store:
+            if store is not None:
                 store.close()
             if not compacted:
                 np.save(directory / REMOVED, self._ids.removed_positions())

@@ -18,6 +18,9 @@ from shortlist.indexes.topk import TopK
 _QUERIES = 1024  # queries scored together
 _CPU_SCORES = 4 << 20  # scores of one chunk; 16 MB stay in cache between the product and the filter
 _DEVICE_SCORES = 128 << 20
+# Matrix products add up in another order in the last columns of a width that fills no whole tile. With widths of
+# whole tiles equal vectors get equal scores wherever they stand, so that the tie rule can order them.
+_EQUAL_WIDTH = 64
 _BLOCK_ROWS = 4096  # least room of a block of added vectors
 
 
@@ -70,24 +73,32 @@ class ExactIndex(VectorIndex):
 
     @torch.inference_mode()
     def _scan_block(self, queries: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-        on_cpu = self.device.type == "cpu"
         left = torch.from_numpy(queries).to(self.device)
-        chunk = max(64, (_CPU_SCORES if on_cpu else _DEVICE_SCORES) // len(queries))
-        room = torch.empty(len(queries) * chunk, dtype=torch.float32, device=self.device)
+        budget = _CPU_SCORES if self.device.type == "cpu" else _DEVICE_SCORES
+        room = torch.empty(max(budget, _EQUAL_WIDTH * len(queries)), dtype=torch.float32, device=self.device)
         best = TopK(len(queries), k, self._ids.take)
+        for offset, chunk in self._chunks(max(_EQUAL_WIDTH, budget // len(queries) // _EQUAL_WIDTH * _EQUAL_WIDTH)):
+            size = len(chunk)
+            right = torch.from_numpy(chunk if not size % _EQUAL_WIDTH else _padded(chunk)).to(self.device)
+            scores = room[: len(queries) * len(right)].view(len(queries), len(right))
+            torch.mm(left, right.T, out=scores)
+            scores[:, size:] = -torch.inf
+            removed = self._ids.removed_mask(offset, offset + size)
+            if removed is not None:
+                scores[:, :size][:, torch.from_numpy(removed).to(self.device)] = -torch.inf
+            best.add(*_candidates(scores, best, offset))
+        return best.finish()
+
+    def _chunks(self, size: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Offset and vectors of pieces of at most `size`, a multiple of _EQUAL_WIDTH but for the tail of a block."""
         offset = 0
         for vectors in self.vectors():
-            for start in range(0, len(vectors), chunk):
-                right = torch.from_numpy(vectors[start : start + chunk]).to(self.device)
-                size = len(right)
-                scores = room[: len(queries) * size].view(len(queries), size)
-                torch.mm(left, right.T, out=scores)
-                removed = self._ids.removed_mask(offset + start, offset + start + size)
-                if removed is not None:
-                    scores[:, torch.from_numpy(removed).to(self.device)] = -torch.inf
-                best.add(*_candidates(scores, best, offset + start))
+            even = len(vectors) // _EQUAL_WIDTH * _EQUAL_WIDTH
+            for start in range(0, even, size):
+                yield offset + start, vectors[start : min(start + size, even)]
+            if even < len(vectors):
+                yield offset + even, vectors[even:]
             offset += len(vectors)
-        return best.finish()
 
     def _write_vectors(self, directory: Path) -> bool:
         writer = ShardWriter(directory, self.dim)
@@ -108,6 +119,11 @@ class ExactIndex(VectorIndex):
         self._blocks = list(open_shards(directory, names, self.dim))
         self._used = [len(block) for block in self._blocks]
         self._growing = len(self._blocks)
+
+
+def _padded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A tail of a block with rows of zeros up to _EQUAL_WIDTH."""
+    return np.pad(vectors, ((0, _EQUAL_WIDTH - len(vectors)), (0, 0)))
 
 
 def _candidates(
