@@ -1,0 +1,70 @@
+"""The README's code and commands run as printed (user-reports H.171, H.174)."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import shortlist
+from shortlist.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+SCIFACT = Path(shortlist.__file__).parent / "assets" / "scifact"
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The `shortlist` lines of the plain code blocks, comments off, brackets of optional parts off."""
+    lines = [line.split("  #")[0].strip() for block in blocks(text) for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("shortlist ")]
+
+
+def run(arguments: list[str]) -> int:
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    code = "\n".join(blocks(README, "python")).replace("path/to/scifact", SCIFACT.as_posix())
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "nDCG@10" in printed and "R@100" in printed
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_the_python_of_the_guides_runs(page):
+    code = "\n".join(blocks(page.read_text(encoding="utf-8"), "python"))
+    assert code or "```python" not in page.read_text(encoding="utf-8")
+    exec(compile(code, page.name, "exec"), {})
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda page: page.name)
+def test_the_commands_of_the_documentation_run(page, toy_beir, toy_xc, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    places = {"DIR": str(toy_beir), "XC": str(toy_xc)}
+    (tmp_path / "qrels.tsv").write_bytes((toy_beir / "qrels" / "test.tsv").read_bytes())
+    for arguments in commands(page.read_text(encoding="utf-8")):
+        if arguments[:2] == ["data", "download"]:
+            continue  # tests/data/test_download.py runs it against a local server
+        words = [re.sub(r"\b(DIR|XC)\b", lambda match: places[match.group()], word) for word in arguments]
+        assert run(words) == 0, f"{page.name}: shortlist {shlex.join(words)}\n{capsys.readouterr().err}"
+
+
+def test_the_readme_shows_the_two_commands():
+    assert "make demo" in README and "make test" in README
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
