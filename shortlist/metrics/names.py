@@ -156,7 +156,13 @@ def _nearest(name: str) -> str | None:
     if match := re.fullmatch(r"(.*?)(?:\(.*\))?(?:@|_|\.)?(\d+)", name):
         base, cutoff = match[1], f"@{int(match[2])}"
     found = difflib.get_close_matches(base.lower(), _names(), n=1, cutoff=0.6)
-    return _names()[found[0]] + cutoff if found else None
+    if not found:
+        return None
+    suggestion = _names()[found[0]] + cutoff
+    try:
+        return _parse(suggestion)
+    except ConfigError:
+        return suggestion
 
 
 def _unknown(name: str) -> str:
