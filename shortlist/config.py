@@ -102,7 +102,7 @@ class TrainingConfig(Section):
 
     learning_rate: Positive = 2e-5
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    optim: str = "adamw_torch"
+    optim: str = "adamw_torch_fused"
     lr_scheduler_type: str = "linear"
     warmup_steps: Annotated[float, Field(ge=0)] = 0.1  # a count, or below 1 a fraction of all steps
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0

@@ -331,7 +331,7 @@ def open_encoder(config: TrainConfig) -> DualEncoder:
         lora = model.lora
         encoder.add_lora(
             rank=lora.r,
-            alpha=int(lora.alpha),
+            alpha=lora.alpha,
             dropout=lora.dropout,
             target_modules=lora.target_modules or "all-linear",
         )

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shortlist.retrieval.bags import mean_of_rows
 from shortlist.retrieval.tokens import Tokens
 
 
@@ -61,9 +62,7 @@ class StaticTower(nn.Module):
 
     def forward(self, features: dict[str, Tensor]) -> Tensor:
         """Vectors `(texts, dim)` in float32, with gradients."""
-        pooled = functional.embedding_bag(
-            features["input_ids"], self.embedding.weight, features["offsets"], mode="mean"
-        ).float()
+        pooled = mean_of_rows(features["input_ids"], self.embedding.weight, features["offsets"]).float()
         pooled = pooled[:, : self.dim]
         return functional.normalize(pooled, dim=-1) if self.normalise else pooled
 
