@@ -14,7 +14,7 @@ class LabelQrels(Qrels):
     """Qrels over a relevance matrix `(points, labels)`; the dictionary of a query is made when it is asked for.
 
     Whole-number relevance is the grade. If any value of the matrix is fractional, relevance above 0 is grade 1 and
-    the rest grade 0; the real values stay in `matrix`.
+    the rest grade 0; the real values stay in `matrix`. `grades` runs along `matrix.data`.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class LabelQrels(Qrels):
         super().__init__({}, name=name)
         self.point_ids, self.label_ids, self.matrix = point_ids, label_ids, matrix
         whole = bool((matrix.data == np.floor(matrix.data)).all())
-        self._grades = matrix.data.astype(np.int64) if whole else (matrix.data > 0).astype(np.int64)
+        self.grades = matrix.data.astype(np.int64) if whole else (matrix.data > 0).astype(np.int64)
         self._row = {point: row for row, point in enumerate(point_ids)}
 
     def __getitem__(self, query: str) -> dict[str, int]:
@@ -38,7 +38,7 @@ class LabelQrels(Qrels):
         return {
             labels[column]: grade
             for column, grade in zip(
-                self.matrix.indices[start:stop].tolist(), self._grades[start:stop].tolist(), strict=True
+                self.matrix.indices[start:stop].tolist(), self.grades[start:stop].tolist(), strict=True
             )
         }
 
@@ -67,7 +67,7 @@ def positive_counts(qrels: Qrels) -> dict[str, int]:
     Labels of a LabelQrels that are never positive are included with 0.
     """
     if isinstance(qrels, LabelQrels):
-        counts = np.bincount(qrels.matrix.indices[qrels._grades > 0], minlength=len(qrels.label_ids))
+        counts = np.bincount(qrels.matrix.indices[qrels.grades > 0], minlength=len(qrels.label_ids))
         return dict(zip(qrels.label_ids, counts.tolist(), strict=True))
     found: dict[str, int] = {}
     for query in qrels:

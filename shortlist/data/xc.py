@@ -21,7 +21,7 @@ import logging
 import math
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,7 +167,11 @@ class XCParts:
 
     def queries(self, split: str, *, template: str = DEFAULT_TEMPLATE) -> dict[str, str]:
         """Point id → text of a split, in file order, held in memory; `points` streams."""
-        return {document.id: document.joined(template) for document in self.points(split)}
+        if split in self._points:
+            return {document.id: document.joined(template) for document in self.points(split)}
+        texts: list[str] = []
+        ids = self._scanned(split, lambda document: texts.append(document.joined(template))).ids
+        return dict(zip(ids, texts, strict=True))
 
     def all_queries(self, *, template: str = DEFAULT_TEMPLATE) -> dict[str, str]:
         """Point id → text of all splits. DataError when one id stands for different texts in two of them."""
@@ -256,13 +260,16 @@ class XCParts:
                     f"{self._label_file.name} {self.num_labels} (labels): expected shape ({lines}, {self.num_labels})."
                 )
 
-    def _scanned(self, split: str) -> _Points:
+    def _scanned(self, split: str, keep: Callable[[Document], None] | None = None) -> _Points:
+        """Ids and relevance of a split, read once; `keep` is shown each point if this is the reading."""
         if split not in self._points:
             ids: list[str] = []
             rows, counts, indices, values = array("q"), array("q"), array("q"), array("f")
             errors = LineErrors(self._on_error)
             for number, document, targets, relevances in self._read_points(split, errors):
                 ids.append(document.id)
+                if keep is not None:
+                    keep(document)
                 rows.append(number - 1)
                 counts.append(len(targets))
                 indices.extend(targets)
