@@ -30,10 +30,10 @@ def evaluate_with_providers(
         MissingExtraError: the package of a needed provider does not work here.
     """
     ir_measures = load_ir_measures()
-    provider = ir_measures.providers.FallbackProvider([ir_measures.providers.registry[name] for name in PROVIDERS])
+    providers = [ir_measures.providers.registry[name] for name in PROVIDERS]
+    provider = ir_measures.providers.FallbackProvider(providers)
     for measure in measures:
-        found = [ir_measures.providers.registry[name] for name in PROVIDERS]
-        if not any(candidate.supports(measure) and candidate.is_available() for candidate in found):
+        if not any(candidate.supports(measure) and candidate.is_available() for candidate in providers):
             raise MissingExtraError(
                 f"{measure} is computed by pytrec_eval, which is not usable here: pip install pytrec-eval-terrier. "
                 "nDCG, P, R, RR, AP, Success and Judged work without it."
@@ -51,8 +51,16 @@ def evaluate_with_providers(
     rows = {query: row for row, query in enumerate(qrels)}
     values = {str(measure): np.zeros(len(rows)) for measure in measures}
     aggregates = {str(measure): measure.aggregator() for measure in measures}
-    for metric in provider.evaluator(list(measures), grades).iter_calc(scored):
-        name = str(metric.measure)
-        values[name][rows[metric.query_id]] = metric.value
-        aggregates[name].add(metric.value)
+    # ir-measures lets NumRet and nDCG ride along with whichever measure came first, with that one's gains and
+    # judged_only, and its order varies; so measures that differ in those are computed apart.
+    groups: dict[str, list[Any]] = {}
+    for measure in measures:
+        groups.setdefault(repr([measure.params.get("judged_only", False), measure.params.get("gains")]), []).append(
+            measure
+        )
+    for group in groups.values():
+        for metric in provider.evaluator(group, grades).iter_calc(scored):
+            name = str(metric.measure)
+            values[name][rows[metric.query_id]] = metric.value
+            aggregates[name].add(metric.value)
     return {name: (values[name], float(aggregates[name].result())) for name in values}

@@ -203,6 +203,18 @@ def test_measures_beyond_the_core_come_from_ir_measures():
     assert 0 < result.mean["Bpref"] < 1 and 0 < result.mean["Compat(p=0.8)"] < 1
 
 
+def test_a_measure_does_not_depend_on_its_neighbours():
+    # ir-measures computed nDCG with the gains, and NumRet with the judged_only, of another measure of the same call
+    qrels = {"q": {"a": 1, "b": 2, "c": 0}}
+    run = {"q": {"x": 4.0, "a": 3.0, "b": 2.0, "y": 1.0}}
+    names = ["nDCG(gains={0:0,1:1,2:9})@3", "nDCG@3", "P(judged_only=True)@1", "NumRet", "Rprec", "nDCG"]
+    alone = {name: evaluate(qrels, run, [name], engine="ir-measures").mean for name in names}
+    for order in itertools.permutations(names, 3):
+        together = evaluate(qrels, run, order, engine="ir-measures")
+        for name, measure in zip(order, together.measures, strict=True):
+            assert together.mean[measure] == alone[name][measure], order
+
+
 def test_queries_are_matched_by_id_never_by_position():
     # user-reports J: PyLate's evaluator pairs queries and results by position
     qrels = {"a": {"x": 1}, "b": {"y": 1}, "c": {"z": 1}}
