@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +334,7 @@ class Collection:
 def _is_one_split(qrels: Mapping[Any, Any]) -> bool:
     """Whether a nested mapping is query → document → grade rather than split → query → document → grade."""
     first = next((value for value in qrels.values() if isinstance(value, Mapping) and value), None)
-    return first is not None and not isinstance(next(iter(first.values())), Mapping)
+    return first is not None and isinstance(next(iter(first.values())), Number)
 
 
 def _text(id: Any, text: Any) -> str:

@@ -41,8 +41,8 @@ class Corpus:
         self._table = pa.ipc.open_stream(pa.memory_map(str(self.directory / ARROW_FILE))).read_all()
         self._batches = self._table.to_batches()
         self._starts = [0, *np.cumsum([batch.num_rows for batch in self._batches]).tolist()]
-        self._hashes: NDArray[np.uint64] = np.load(self.directory / HASHES_FILE, mmap_mode="r")
-        self._rows: NDArray[Any] = np.load(self.directory / ROWS_FILE, mmap_mode="r")
+        self._hashes: NDArray[np.uint64] = np.asarray(np.load(self.directory / HASHES_FILE, mmap_mode="r"))
+        self._rows: NDArray[Any] = np.asarray(np.load(self.directory / ROWS_FILE, mmap_mode="r"))
 
     @classmethod
     def from_documents(
@@ -104,8 +104,14 @@ class Corpus:
 
     def position(self, id: str) -> int | None:
         """Row of the document with this id, None if there is none."""
-        row = int(self.positions([id])[0])
-        return None if row < 0 else row
+        wanted = hash_ids([id])[0]
+        start = int(np.searchsorted(self._hashes, wanted))
+        while start < len(self) and self._hashes[start] == wanted:  # equal hashes stand side by side
+            row = int(self._rows[start])
+            if self._id(row) == id:
+                return row
+            start += 1
+        return None
 
     def positions(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Rows of many ids at once, −1 where an id is unknown."""
@@ -129,7 +135,10 @@ class Corpus:
         """The document at a position from 0; DataError outside the corpus."""
         if not 0 <= index < len(self):
             raise DataError(f"row {index} is outside the corpus, which has rows 0 to {len(self) - 1}.")
-        return next(self._documents(index, index + 1))
+        number = bisect.bisect_right(self._starts, index) - 1
+        batch, local = self._batches[number], index - self._starts[number]
+        id, title, text, metadata = (column[local].as_py() for column in batch.columns)
+        return Document(id, title, text, None if metadata is None else json.loads(metadata))
 
     def slice(self, start: int, stop: int | None = None) -> list[Document]:
         """The documents of rows `start` to `stop` (not included) as a list."""

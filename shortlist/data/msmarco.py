@@ -167,16 +167,16 @@ class _SplitQueries:
         self._read: dict[str, dict[str, str]] = {}
 
     def texts(self, split: str | None) -> dict[str, str]:
-        names = self._files.queries
+        names, top = self._files.queries, self._files.top
         if split is not None:
             for name in (split, split.split(".")[0]):
                 if name in names:
                     return self._file(name)
         texts = {id: text for name in names for id, text in self._file(name).items()}
-        if not names:  # top1000 files carry the query texts
-            for file in self._files.top.values():
-                for _, (query, _, text, _) in _top_rows(file, LineErrors(self._on_error)):
-                    texts[query] = text
+        # top1000 files carry the query texts themselves.
+        for file in top.values() if split is None else [top[split]] if split in top else []:
+            for _, (query, _, text, _) in _top_rows(file, LineErrors(self._on_error)):
+                texts.setdefault(query, text)
         return texts
 
     def _file(self, name: str) -> dict[str, str]:

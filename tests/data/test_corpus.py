@@ -60,7 +60,13 @@ def test_ids_that_cannot_be_ids_are_refused(tmp_path, bad):
 
 
 def test_duplicate_ids_are_refused_naming_the_id_and_both_lines(tmp_path):
-    lines = [{"_id": "a", "text": "1"}, "", {"_id": "b", "text": "2"}, {"_id": "c", "text": "3"}, {"_id": "b", "text": "4"}]
+    lines = [
+        {"_id": "a", "text": "1"},
+        "",
+        {"_id": "b", "text": "2"},
+        {"_id": "c", "text": "3"},
+        {"_id": "b", "text": "4"},
+    ]
     with pytest.raises(DataError, match=r"document id 'b' occurs twice: line 3 and line 5; ids must be unique"):
         load_collection(folder(tmp_path, lines))
     with pytest.raises(DataError, match=r"document id 'a' occurs twice: item 1 and item 3"):
@@ -104,9 +110,18 @@ def test_counts_are_told_again_when_the_cache_is_used(tmp_path, caplog):
 
 
 def test_broken_lines_fail_or_are_skipped_with_counts(tmp_path, caplog):
-    lines = [{"_id": "a", "text": "x"}, '{"_id": "b", "te', '["list"]', {"_id": "c"}, {"_id": "d", "text": ["z"]}, {"_id": "e", "text": "y"}]
+    lines = [
+        {"_id": "a", "text": "x"},
+        '{"_id": "b", "te',
+        '["list"]',
+        {"_id": "c"},
+        {"_id": "d", "text": ["z"]},
+        {"_id": "e", "text": "y"},
+    ]
     path = folder(tmp_path, lines)
-    with pytest.raises(DataError, match=r'line 2: not valid JSON \(.*\); expected one JSON object a line, such as \{"_id"'):
+    with pytest.raises(
+        DataError, match=r'line 2: not valid JSON \(.*\); expected one JSON object a line, such as \{"_id"'
+    ):
         load_collection(path)
     corpus = load_collection(path, on_error="skip").corpus
     assert list(corpus.ids) == ["a", "e"] and corpus.counts["skipped_lines"] == 4
@@ -134,7 +149,9 @@ def test_python_values_of_every_shape():
     assert [d.joined() for d in mixed] == ["t x", "y", "z"] and mixed["3"].metadata == {"k": 1}
 
 
-@pytest.mark.parametrize("bad, said", [("text", "not from a str"), (["just text"], "item 1"), ([("a", 1, 2)], "item 1"), (5, "int")])
+@pytest.mark.parametrize(
+    "bad, said", [("text", "not from a str"), (["just text"], "item 1"), ([("a", 1, 2)], "item 1"), (5, "int")]
+)
 def test_wrong_types_get_a_sentence(bad, said):
     with pytest.raises(DataError, match=said):
         Corpus.from_documents(bad)
@@ -186,7 +203,9 @@ def test_fingerprint_is_about_content_only(tmp_path, monkeypatch):
 
 
 def test_template_joins_title_and_text():
-    corpus = Corpus.from_documents([Document("a", "T{text}", "x {title}"), Document("b", "", "y")], template="{title}. {text}")
+    corpus = Corpus.from_documents(
+        [Document("a", "T{text}", "x {title}"), Document("b", "", "y")], template="{title}. {text}"
+    )
     assert list(corpus.texts()) == ["T{text}. x {title}", ". y"]
     assert list(corpus.texts("{text}")) == ["x {title}", "y"]
     assert Document("a", "T", "x").joined() == "T x"
