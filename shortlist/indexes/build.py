@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from shortlist.errors import DataError
-from shortlist.files import atomic_directory, refuse_existing
+from shortlist.files import atomic_directory, refuse_existing, write_json
 from shortlist.indexes.base import SLICE, Vectors, check_finite
 from shortlist.indexes.documents import DocumentWriter
 from shortlist.indexes.faiss import FILE, FaissIndex, import_faiss
 from shortlist.indexes.ids import IdWriter, check_ids
 from shortlist.indexes.kinds import new_index
-from shortlist.indexes.storage import ShardWriter, write_manifest
+from shortlist.indexes.storage import PROVENANCE, ShardWriter, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ def build_index(
     factory: str = "Flat",
     metric: str = "ip",
     model: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
     documents: Iterable[Any] | None = None,
     link: bool = False,
     progress: Progress | None = None,
@@ -48,7 +49,7 @@ def build_index(
     """Write an index directory from a stream of `(ids, vectors)` blocks; returns the number of vectors.
 
     Memory holds one shard (64 MB) and 24 bytes a document, whatever the number of vectors; kind "faiss" also holds
-    what faiss itself needs. Equal input gives equal bytes.
+    what faiss itself needs. Equal input gives equal bytes in every file but `provenance.json`.
 
     Args:
         path: directory to write; it appears when it is complete.
@@ -58,6 +59,7 @@ def build_index(
         factory: faiss factory string, for kind "faiss".
         metric: "ip", or "l2" for kind "faiss".
         model: what made the vectors (see `model_record`); search compares its fingerprint.
+        provenance: how it came to be (see `manifest.run_manifest`), written as provenance.json; not part of the index.
         documents: records with id, title and text in the order of the ids, stored for titles and snippets.
         link: take blocks that are whole memory-mapped `.npy` files by hard link instead of writing them again. The
             files must never be changed afterwards.
@@ -105,6 +107,8 @@ def build_index(
             if store is not None:
                 store.abort()
         count = len(ids_out)
+        if provenance is not None:
+            write_json(directory / PROVENANCE, provenance)
         write_manifest(directory, {**index.manifest, "count": count})
     logger.info("indexed %d vectors of %d dimensions in %s (kind %s)", count, dim, path, kind)
     return count
@@ -135,8 +139,11 @@ def model_record(encoder: Any, *, name: str | None = None) -> dict[str, Any]:
     settings = dict(encoder.settings()) if hasattr(encoder, "settings") else {}
     settings.pop("device", None)
     name = name or getattr(encoder, "source", None)
+    if name is not None and Path(name).exists():
+        # A path of this machine means nothing on another one.
+        name = Path(name).name
     return {
-        "name": None if name is None else str(name),
+        "name": name,
         "fingerprint": str(encoder.fingerprint),
         "dim": encoder.dim,
         **settings,

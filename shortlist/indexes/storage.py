@@ -6,9 +6,11 @@ ids.utf8 ids.offsets.npy ids by position
 vectors-00000.npy …      float32 shards (kind exact)      index.faiss   (kind faiss)
 removed.npy              positions removed from index.faiss, if any
 docs.jsonl docs.offsets.npy   optional documents, by position
+provenance.json          optional: command, versions, time
 ```
 
-Names are relative, nothing is pickled, and no file holds a time or a host, so equal input gives equal bytes.
+Names are relative and nothing is pickled. Only provenance.json holds a time or a host, so equal input gives equal
+bytes in all other files.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from shortlist.files import sha256, write_json
 
 FORMAT, FORMAT_VERSION = "shortlist-index", 1
 MANIFEST = "manifest.json"
+PROVENANCE = "provenance.json"  # when and how it was built: the one file whose bytes differ between equal builds
 REMOVED = "removed.npy"
 SHARD_BYTES = 64 << 20
 _CHECKED_AT_OPEN = 1 << 20  # files up to this size have their checksum compared at open; larger ones by `verify`
@@ -38,7 +41,7 @@ def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.name != MANIFEST
+        if path.is_file() and path.name not in (MANIFEST, PROVENANCE)
     }
     write_json(directory / MANIFEST, {"format": FORMAT, "format_version": FORMAT_VERSION, **manifest, "files": files})
 

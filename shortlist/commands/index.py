@@ -1,0 +1,176 @@
+"""`shortlist index`: encode a corpus and write the index directory that `search` opens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shortlist.data import Collection, load_collection
+from shortlist.errors import ConfigError, DataError, MissingInputError
+from shortlist.files import refuse_existing
+from shortlist.indexes import INDEXES, build_index, model_record
+from shortlist.manifest import run_manifest
+from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DualEncoder
+from shortlist.retrieval.encode import encode_corpus
+from shortlist.retrieval.engine import progress_bar
+from shortlist.retrieval.store import VectorStore
+
+logger = logging.getLogger(__name__)
+
+
+def index(
+    *,
+    data: str | Path,
+    output: str | os.PathLike[str],
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    vectors: str | os.PathLike[str] | None = None,
+    kind: str = "exact",
+    factory: str = "Flat",
+    store_documents: bool = True,
+    device: str = "auto",
+    dtype: str = "auto",
+    batch_tokens: int | None = None,
+    on_empty: str = "keep",
+    on_error: str = "fail",
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Encode the corpus of `data` and index it; returns documents, dimension, bytes and seconds.
+
+    Vectors are written shard by shard to `OUTPUT.partial`; the same call after an interruption goes on with the
+    shards that are there and ends with the same bytes (`provenance.json` aside). They then move into the index.
+
+    Args:
+        data: path or name of a collection.
+        output: index directory to write.
+        model: path or name of a dual encoder.
+        vectors: output of `shortlist encode`, indexed instead of encoding; its files are copied, not changed.
+        kind: "exact" or "faiss".
+        factory: faiss factory string, for kind "faiss".
+        store_documents: keep titles and texts beside the vectors, for showing results.
+        device: of the model.
+        dtype: of the model's computation.
+        batch_tokens: tokens of one forward pass.
+        on_empty: documents without text: keep, skip or error.
+        on_error: broken lines: fail or skip.
+        overwrite: replace what is at `output`, and a `.partial` of other settings.
+    """
+    started = time.perf_counter()
+    target = Path(output)
+    refuse_existing(target, overwrite=overwrite)
+    if kind not in INDEXES:
+        raise ConfigError(f"index kind {kind!r} is unknown; expected {' or '.join(INDEXES)}.")
+    if kind == "faiss":
+        # A wrong factory must fail now, not after hours of encoding.
+        INDEXES[kind](16, factory=factory)  # type: ignore[call-arg]
+    elif factory != "Flat":
+        raise ConfigError(f"factory {factory!r} is for --kind faiss; the kind is {kind!r}.")
+    partial = target.with_name(target.name + ".partial")
+    collection = load_collection(data, on_empty=on_empty, on_error=on_error)
+    if vectors is None:
+        encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
+        store = _encode(encoder, collection, partial, batch_tokens=batch_tokens, overwrite=overwrite)
+        record = _located(model_record(encoder, name=str(model)), model, target)
+    else:
+        store = VectorStore.open(vectors)
+        record = _stored_record(store, Path(vectors), model, target)
+    _remove_leftovers(target)
+    with progress_bar(len(store), "documents") as bar:
+        count = build_index(
+            target,
+            _blocks(store),
+            dim=store.dim,
+            kind=kind,
+            factory=factory,
+            model=record,
+            provenance=run_manifest(
+                data=collection.name, corpus=collection.corpus.fingerprint, checksums=collection.checksums()
+            ),
+            documents=collection.corpus if store_documents else None,
+            # Our own shards become the index's; files of the user are copied, for they may be changed later.
+            link=vectors is None,
+            progress=bar.update,
+            overwrite=overwrite,
+        )
+    if vectors is None:
+        shutil.rmtree(partial)
+    seconds = time.perf_counter() - started
+    size = sum(file.stat().st_size for file in target.iterdir())
+    logger.info(
+        "%s holds %s documents in %s bytes; %.1f s, %.0f documents a second",
+        target, f"{count:,}", f"{size:,}", seconds, count / seconds,
+    )  # fmt: skip
+    return {
+        "output": str(target),
+        "kind": kind,
+        "documents": count,
+        "dim": store.dim,
+        "bytes": size,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _encode(
+    encoder: DualEncoder, collection: Collection, partial: Path, *, batch_tokens: int | None, overwrite: bool
+) -> VectorStore:
+    """The vectors in `partial`, going on where an interrupted call stopped."""
+    try:
+        return encode_corpus(encoder, collection.corpus, partial, batch_tokens=batch_tokens)
+    except ConfigError as error:
+        if not partial.exists():
+            raise
+        if not overwrite:
+            raise ConfigError(
+                f"{error} It holds the unfinished vectors of an earlier `shortlist index`; delete it if they are not "
+                "wanted."
+            ) from None
+        return encode_corpus(encoder, collection.corpus, partial, batch_tokens=batch_tokens, overwrite=True)
+
+
+def _blocks(store: VectorStore) -> Iterator[tuple[list[str], Any]]:
+    yield from store
+
+
+def _located(record: dict[str, Any], model: str | os.PathLike[str], target: Path) -> dict[str, Any]:
+    """`record` with where a model folder lies, relative to the index, so that both can move together."""
+    folder = Path(model)
+    if folder.is_dir():
+        try:
+            record["path"] = Path(os.path.relpath(folder.resolve(), target.resolve())).as_posix()
+        except ValueError:
+            # On Windows there is no relative path to another drive; search then needs --model.
+            return record
+    return record
+
+
+def _stored_record(store: VectorStore, vectors: Path, model: str | os.PathLike[str], target: Path) -> dict[str, Any]:
+    """What `encode` recorded about the model, and where the model is if `model` is the one."""
+    if store.manifest.get("side", "document") != "document":
+        raise DataError(f"{vectors} holds vectors of queries; an index needs those of documents: encode them.")
+    keys = (
+        "dim", "fingerprint", "prompts", "query_max_length", "doc_max_length", "pooling", "normalise", "similarity",
+        "template", "dtype",
+    )  # fmt: skip
+    record = {"name": None, **{key: store.manifest[key] for key in keys if key in store.manifest}}
+    try:
+        encoder = DualEncoder.from_pretrained(model, device="cpu")
+    except MissingInputError:
+        encoder = None
+    if encoder is not None and encoder.fingerprint == store.fingerprint:
+        return _located({**record, "name": model_record(encoder, name=str(model))["name"]}, model, target)
+    logger.warning(
+        "the vectors in %s (fingerprint %s) were not made by %s; the index does not know its model, so `search` will "
+        "need --model.",
+        vectors, store.fingerprint, model,
+    )  # fmt: skip
+    return record
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what a killed call left beside `target` under a temporary name."""
+    for folder in target.parent.glob(f".{target.name}.tmp.*"):
+        shutil.rmtree(folder, ignore_errors=True)

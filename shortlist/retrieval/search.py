@@ -1,0 +1,142 @@
+"""Search with a model: queries are encoded, looked up in an index, and come back as a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shortlist.data.documents import Document
+from shortlist.errors import IndexMismatchError
+from shortlist.indexes.base import VectorIndex
+from shortlist.retrieval.dual_encoder import DualEncoder, as_texts
+from shortlist.retrieval.encode import encode_stream
+from shortlist.types import Encoder, Index, Ranked, Run, Texts, check_k
+
+logger = logging.getLogger(__name__)
+
+_SLICE = 4096  # queries encoded together
+_RESULTS = 4 << 20  # results held at once: 64 MB as arrays
+
+
+class Retriever:
+    """An encoder and the index of its document vectors; `search` gives a `Run`, `rank` one query's documents.
+
+    Args:
+        encoder: a `DualEncoder`, or anything with its `dim`, `fingerprint` and `encode_queries`.
+        index: an index of vectors that this encoder made.
+        corpus: where `rank` takes documents from; by default the document store of the index, if it has one.
+
+    Raises:
+        IndexMismatchError: the index records the fingerprint of another model, or has another dimension.
+    """
+
+    def __init__(self, encoder: Encoder, index: Index, *, corpus: Any = None):
+        self.encoder = encoder
+        self.index = index
+        self.corpus = corpus
+        _check_model(encoder, index)
+
+    def search(self, queries: Texts, k: int | None = 100, *, exclude_self: bool = False, name: str = "dense") -> Run:
+        """The `k` best documents of each query, in input order; fewer where the index is smaller.
+
+        Args:
+            queries: mapping id → text; or a list of texts, or one text, whose ids are then "0", "1", ….
+            k: documents a query, at least 1; None for all.
+            exclude_self: leave out the document that has the query's own id (ArguAna, Quora).
+            name: name of the run.
+
+        Raises:
+            ConfigError: k below 1.
+            DataError: a query that is not a text, named.
+        """
+        k = max(len(self.index), 1) if k is None else check_k(k)
+        # One more, since the query's own document may be among them.
+        fetch = k + 1 if exclude_self else k
+        ids, texts = as_texts(queries)
+        if ids is None:
+            ids = [str(position) for position in range(len(texts))]
+        run = Run(name=name)
+        rows = max(1, _RESULTS // max(1, min(fetch, len(self.index))))
+        for part, vectors in self._encoded(ids, texts):
+            for start in range(0, len(part), rows):
+                found = self._lookup(vectors[start : start + rows], fetch)
+                for query, (documents, scores) in zip(part[start : start + rows], found, strict=True):
+                    if exclude_self and query in documents:
+                        own = documents.index(query)
+                        documents, scores = documents[:own] + documents[own + 1 :], np.delete(scores, own)
+                    run.add(query, documents[:k], scores[:k])
+        return run
+
+    def rank(self, query: str, k: int = 10) -> list[Ranked]:
+        """The `k` best documents of one query text, best first, with the documents where they are stored.
+
+        Documents come from the corpus, else from the document store of the index, else they are None.
+        """
+        check_k(k)
+        (vectors,) = [vectors for _, vectors in self._encoded(["0"], as_texts(query)[1])]
+        if not isinstance(self.index, VectorIndex):
+            found = self.index.search(vectors, k)[0]
+            return [Ranked(id, score, rank, self._document(id)) for rank, (id, score) in enumerate(found, 1)]
+        positions, scores, counts = self.index.search_arrays(vectors, k)
+        # By position: looking up an id would first build a table of all ids.
+        places = positions[0, : counts[0]].tolist()
+        rows = zip(self.index.ids_at(places), scores[0].tolist(), places, strict=False)
+        return [Ranked(id, score, rank, self._document(id, place)) for rank, (id, score, place) in enumerate(rows, 1)]
+
+    def _document(self, id: str, position: int | None = None) -> Document | None:
+        if self.corpus is not None:
+            return self.corpus.get(id)
+        store = self.index.documents if isinstance(self.index, VectorIndex) else None
+        stored = store.get(position) if store is not None and position is not None else None
+        if stored is None:
+            return None
+        return Document(stored["id"], stored["title"], stored["text"], stored.get("metadata"))
+
+    def _encoded(self, ids: list[str], texts: list[str]) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+        pairs = zip(ids, texts, strict=True)
+        if isinstance(self.encoder, DualEncoder):
+            # One pass, so that truncated queries are counted and reported once.
+            yield from encode_stream(self.encoder, pairs, side="query", total=len(texts))
+            return
+        while part := list(islice(pairs, _SLICE)):
+            yield [id for id, _ in part], self.encoder.encode_queries([text for _, text in part])
+
+    def _lookup(self, vectors: NDArray[np.float32], k: int) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+        if isinstance(self.index, VectorIndex):
+            positions, scores, counts = self.index.search_arrays(vectors, k)
+            for row, count in enumerate(counts.tolist()):
+                yield self.index.ids_at(positions[row, :count]), scores[row, :count]
+            return
+        for results in self.index.search(vectors, k):
+            yield [id for id, _ in results], np.array([score for _, score in results], np.float32)
+
+
+def _check_model(encoder: Encoder, index: Index) -> None:
+    """Refuse an index of another model; note settings that differ and may matter."""
+    model: dict[str, Any] = getattr(index, "model", {})
+    settings = encoder.settings() if hasattr(encoder, "settings") else {}
+    ours = f"{getattr(encoder, 'source', None) or type(encoder).__name__} (fingerprint {encoder.fingerprint})"
+    built = f"{model.get('name') or 'a model'} (fingerprint {model.get('fingerprint', 'not recorded')})"
+    if encoder.dim != index.dim:
+        raise IndexMismatchError(
+            f"the model {ours} makes vectors of {encoder.dim} dimensions, the index has {index.dim} and was built with "
+            f"{built}; search with that model, or build the index again."
+        )
+    recorded = model.get("fingerprint")
+    if recorded and recorded != encoder.fingerprint:
+        raise IndexMismatchError(
+            f"the index was built with {built}, the queries would be encoded by {ours}: their vectors cannot be "
+            "compared; search with the model of the index, or build the index again."
+        )
+    differing = [
+        f"{key} was {model[key]!r}, is {settings[key]!r}"
+        for key in ("dtype", "query_max_length", "doc_max_length", "template")
+        if key in model and key in settings and model[key] != settings[key]
+    ]
+    if differing:
+        logger.info("the model's settings differ from when the index was built: %s", "; ".join(differing))
