@@ -20,6 +20,8 @@ from shortlist.files import atomic_directory, atomic_open
 
 logger = logging.getLogger(__name__)
 
+_QRELS_SUFFIXES = (".tsv", ".txt", ".qrels", ".trec")
+
 CORPUS_LINE = 'one JSON object a line, such as {"_id": "d1", "title": "…", "text": "…"}'
 QUERY_LINE = 'one JSON object a line, such as {"_id": "q1", "text": "…"}'
 
@@ -43,21 +45,22 @@ def read_beir(folder: Path, options: ReadOptions) -> Collection:
     if corpus_file is None:
         raise MissingInputError(f"{folder} has no corpus.jsonl.")
     queries_file = find_file(folder, "queries.jsonl") or find_file(folder, "queries.tsv")
-    qrels_files = find_qrels(folder / "qrels")
+    qrels_files = find_qrels(folder)
     beside = {split: find_file(folder, f"{split}.jsonl") for split in SPLIT_ORDER}
     list_files = _by_split(folder / "lists", ".jsonl") or {split: file for split, file in beside.items() if file}
     corpus = open_corpus_file(corpus_file, options)
+    name = folder.resolve().name
     queries = _Queries(queries_file, options.on_error)
     if qrels_files and queries_file is None:
         logger.warning("%s has judgements and no queries.jsonl; it can be indexed, not searched.", folder)
     return Collection(
-        name=folder.name,
+        name=name,
         kind="beir",
         path=folder,
         corpus=corpus,
         queries=queries.texts,
         groups=queries.groups,
-        qrels={split: partial(read_qrels, file, name=f"{folder.name}/{split}") for split, file in qrels_files.items()},
+        qrels={split: partial(read_qrels, file, name=f"{name}/{split}") for split, file in qrels_files.items()},
         lists={split: partial(_lists, file, corpus, queries, options.on_error) for split, file in list_files.items()},
         files=[corpus_file, *([queries_file] if queries_file else []), *qrels_files.values(), *list_files.values()],
     )
@@ -128,8 +131,14 @@ def read_queries_and_groups(path: str | Path, *, on_error: str = "fail") -> tupl
 
 
 def find_qrels(folder: Path) -> dict[str, Path]:
-    """Judgement files of a `qrels` folder by split name."""
-    return _by_split(folder, ".tsv", ".txt", ".qrels", ".trec")
+    """Judgement files by split: `qrels/<split>.tsv`, else `qrels.<split>.tsv`, or `qrels.tsv` for the split "test"."""
+    found = _by_split(folder / "qrels", *_QRELS_SUFFIXES)
+    if not found:
+        beside = _by_split(folder, *_QRELS_SUFFIXES)
+        found = {
+            name.partition(".")[2] or "test": file for name, file in beside.items() if name.split(".")[0] == "qrels"
+        }
+    return found
 
 
 def write_beir(

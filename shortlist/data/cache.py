@@ -30,7 +30,12 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
     """`cache_dir`, else $SHORTLIST_CACHE, else ~/.cache/shortlist; not created here."""
     if cache_dir is not None:
         return Path(cache_dir)
-    return Path(os.environ.get("SHORTLIST_CACHE") or Path.home() / ".cache" / "shortlist")
+    if chosen := os.environ.get("SHORTLIST_CACHE"):
+        return Path(chosen)
+    try:
+        return Path.home() / ".cache" / "shortlist"
+    except RuntimeError:  # an account without a home directory, as in some containers
+        return Path(tempfile.gettempdir()) / "shortlist-cache"
 
 
 def source_key(files: Sequence[Path], **options: Any) -> str:
@@ -52,7 +57,7 @@ class Entry:
     def __init__(self, path: Path, *, owned: bool = False):
         self.path = path
         if owned:
-            self._finalizer = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+            self._finalizer = weakref.finalize(self, _remove, path, os.getpid())
 
 
 def cached_directory(key: str, build: Callable[[Path], None], *, cache_dir: str | Path | None = None) -> Entry:
@@ -106,6 +111,12 @@ def is_complete(path: Path) -> bool:
         return all((path / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _remove(path: Path, owner: int) -> None:
+    """Delete a temporary directory, but not from a forked child: the parent still maps it."""
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _fill(path: Path, build: Callable[[Path], None]) -> None:

@@ -124,7 +124,7 @@ class Corpus:
             rest = rest[at[rest] < len(self)]
             rest = rest[self._hashes[at[rest]] == wanted[rest]]
             rows = self._rows[at[rest]].astype(np.int64)
-            pairs = zip(rest.tolist(), self._ids(rows), strict=True)
+            pairs = zip(rest.tolist(), self.column("id", rows), strict=True)
             same = np.fromiter((ids[index] == id for index, id in pairs), bool, len(rest))
             found[rest[same]] = rows[same]
             rest = rest[~same]
@@ -155,6 +155,20 @@ class Corpus:
         for titles, texts in self._columns(start, len(self) if stop is None else stop, ("title", "text")):
             for title, text in zip(titles, texts, strict=True):
                 yield join(title, text, template)
+
+    def column(self, name: str, rows: NDArray[np.int64] | Sequence[int]) -> list[Any]:
+        """Values of one stored column (`id`, `title`, `text`) at `rows`, in their order, read batch by batch."""
+        positions = np.asarray(rows, np.int64)
+        values: list[Any] = [None] * len(positions)
+        order = np.argsort(positions, kind="stable")
+        bounds = np.searchsorted(positions[order], self._starts)
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
+            part = order[bounds[number] : bounds[number + 1]]
+            local = pa.array(positions[part] - self._starts[number])
+            taken = self._batches[number].column(name).take(local).to_pylist()
+            for position, value in zip(part.tolist(), taken, strict=True):
+                values[position] = value
+        return values
 
     @property
     def fingerprint(self) -> str:
@@ -192,21 +206,6 @@ class Corpus:
             part = self._batches[number].slice(start - first, size)
             yield [part.column(name).to_pylist() for name in names]
             start += size
-
-    def _ids(self, rows: NDArray[np.int64]) -> list[str]:
-        """Ids of `rows`, read batch by batch."""
-        if len(rows) == 1:
-            return [self._id(int(rows[0]))]
-        ids = [""] * len(rows)
-        order = np.argsort(rows, kind="stable")
-        bounds = np.searchsorted(rows[order], self._starts)
-        for number, batch in enumerate(self._batches):
-            part = order[bounds[number] : bounds[number + 1]]
-            if len(part):
-                values = batch.column("id").take(pa.array(rows[part] - self._starts[number])).to_pylist()
-                for position, value in zip(part.tolist(), values, strict=True):
-                    ids[position] = value
-        return ids
 
     def _id(self, row: int) -> str:
         number = bisect.bisect_right(self._starts, row) - 1

@@ -50,7 +50,9 @@ def read_hf(path: Path, options: ReadOptions) -> Collection:
             ) from None
     readers = {split: partial(_lists, rows, f"{path}, split {split!r}", options) for split, rows in splits.items()}
     files = sorted(file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
-    return collection_of_lists(readers, options, name=path.name.split(".")[0], path=path, files=files, kind="hf")
+    return collection_of_lists(
+        readers, options, name=path.resolve().name.split(".")[0], path=path, files=files, kind="hf"
+    )
 
 
 def lists_from_dataset(

@@ -75,7 +75,7 @@ def read_list_folder(path: Path, options: ReadOptions) -> Collection:
     readers: dict[str, ListReader] = {
         split: partial(read_lists, file, on_error=options.on_error) for split, file in files.items()
     }
-    name = path.name if path.is_dir() else bare_name(path).rsplit(".", 1)[0]
+    name = path.resolve().name if path.is_dir() else bare_name(path).rsplit(".", 1)[0]
     return collection_of_lists(readers, options, name=name, path=path, files=list(files.values()), kind="lists")
 
 

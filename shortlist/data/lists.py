@@ -111,7 +111,10 @@ def write_lists(lists: Iterable[RankedList], path: str | Path) -> int:
 
 def json_line(value: Any) -> str:
     """`value` as one line of JSON with its newline; line separators inside strings are escaped for other readers."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise DataError(f"{str(value)[:80]!r} holds NaN or an infinity, which JSON cannot; remove it.") from None
     for separator, escape in (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085")):
         text = text.replace(separator, escape)
     return text + "\n"

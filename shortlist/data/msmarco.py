@@ -191,9 +191,7 @@ def _read_collection(path: Path, errors: LineErrors) -> Iterator[tuple[int, Docu
     expected = "id<TAB>text (or id, title, text; or id, url, title, body), the same in every line"
     if width not in (2, 3, 4):
         raise DataError(f"{path}, line 1: {width} tab-separated fields; expected {expected}.")
-    records = 0
     for number, fields in read_tab_separated(path, (width,), expected=expected, errors=errors):
-        records += 1
         if number == 1 and fields[0].lower() in ("id", "pid", "docid", "doc_id"):
             continue
         try:

@@ -112,11 +112,9 @@ def _components(queries: list[str], ties: list[list[str]]) -> list[list[str]]:
 def _titles(train: Qrels, corpus: Corpus) -> dict[str, str]:
     documents = list({document for query in train for document in train.relevant(query)})
     rows = corpus.positions(documents)
-    titles = {}
-    for document, row in zip(documents, rows.tolist(), strict=True):
-        if row >= 0:
-            titles[document] = corpus.row(row).title.strip().casefold()
-    return titles
+    present = [(document, row) for document, row in zip(documents, rows.tolist(), strict=True) if row >= 0]
+    titles = corpus.column("title", [row for _, row in present])
+    return {document: title.strip().casefold() for (document, _), title in zip(present, titles, strict=True)}
 
 
 def _hash(query: str) -> bytes:

@@ -219,7 +219,10 @@ def test_the_collection_imports_light():
     import subprocess
     import sys
 
-    code = "import sys; from shortlist.data import read_run, Document; print([m for m in ('pyarrow', 'scipy', 'datasets', 'torch') if m in sys.modules])"
+    code = (
+        "import sys; from shortlist.data import read_run, Document; "
+        "print([m for m in ('pyarrow', 'scipy', 'datasets', 'torch') if m in sys.modules])"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )

@@ -232,6 +232,13 @@ def test_temporary_files_go_with_the_corpus():
     assert not directory.exists()
 
 
+def test_a_forked_child_does_not_delete_what_the_parent_maps():
+    corpus = Corpus.from_documents([("a", "x")])
+    with multiprocessing.get_context("fork").Pool(1, initializer=corpus._entry._finalizer) as pool:
+        assert pool.apply(len, (corpus,)) == 1
+    assert corpus["a"].text == "x" and corpus.directory.exists()
+
+
 def _anonymous_megabytes():
     with open("/proc/self/status", encoding="ascii") as handle:
         return next(int(line.split()[1]) for line in handle if line.startswith("RssAnon")) / 1024

@@ -38,7 +38,7 @@ def test_byte_order_mark_and_carriage_returns_are_dropped(tmp_path):
 
 
 def test_latin1_bytes_are_refused_with_file_and_line(tmp_path):
-    file = write(tmp_path / "x.tsv", "1\tfine\n".encode() + "2\tcafé\n".encode("latin-1"))
+    file = write(tmp_path / "x.tsv", b"1\tfine\n" + "2\tcafé\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"x\.tsv, line 2: byte 0xe9 at position 6 is not UTF-8.*iconv"):
         list(read_lines(file))
 

@@ -116,6 +116,23 @@ def test_write_beir_round_trip_keeps_metadata(tmp_path, toy):
     assert load_collection(tmp_path / "out").splits == ["test"]
 
 
+def test_judgements_beside_the_corpus(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "text": "x"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "?"}\n')
+    (tmp_path / "qrels.tsv").write_text("q 0 d 1\n")
+    (tmp_path / "qrels.dev.tsv.gz").write_bytes(gzip.compress(b"q\td\t1\n"))
+    assert load_collection(tmp_path).splits == ["dev", "test"]
+    (tmp_path / "qrels.tsv.gz").write_bytes(gzip.compress(b"q\td\t1\n"))
+    with pytest.raises(DataError, match="has qrels.tsv and qrels.tsv.gz for one split"):
+        load_collection(tmp_path)
+
+
+def test_metadata_that_json_cannot_carry_is_refused(tmp_path):
+    collection = Collection.from_parts([{"_id": "d", "text": "x", "n": float("nan")}], {})
+    with pytest.raises(DataError, match="NaN"):
+        write_beir(collection, tmp_path / "out")
+
+
 def test_a_failed_write_leaves_the_old_folder(tmp_path, toy):
     write_beir(toy, tmp_path / "out")
     with pytest.raises(MissingInputError):

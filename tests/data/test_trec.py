@@ -1,4 +1,4 @@
-"""Qrels and runs: every shape in use is read, everything else is refused by file and line, runs are written strictly."""
+"""Qrels and runs: every shape in use is read, all else refused by file and line; runs are written strictly."""
 
 import gzip
 import io
