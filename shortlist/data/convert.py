@@ -98,7 +98,7 @@ def label_matrix(collection: Collection, split: str | None = None) -> tuple[list
         logger.warning(
             "%d relevant documents are not in the corpus and have no column: %s", len(absent), examples(absent)
         )
-    counts, indices, values = array("q"), array("q"), array("f")
+    counts, indices, values = array("q"), array("i"), array("f")
     for query in qrels:
         pairs = [(columns[document], grade) for document, grade in qrels.relevant(query).items()]
         pairs = [(column, grade) for column, grade in pairs if column >= 0]

@@ -100,21 +100,21 @@ def _fetched(info: DataSetInfo, source: Source, root: Path, timeout: float) -> P
         except urllib.error.HTTPError as error:
             raise MissingInputError(
                 f"{source.url} answered {error.code} {error.reason}. Give another mirror with --url, or "
-                f"{_by_hand(info, file)}"
+                f"{_by_hand(info, source, file)}"
             ) from error
         except _NETWORK as error:
             reason = getattr(error, "reason", error)
             raise MissingInputError(
                 f"no network, or {urlsplit(source.url).netloc} is down ({reason}): {info.name} was not downloaded. "
-                f"With a network, run the command again; without one, {_by_hand(info, file)}"
+                f"With a network, run the command again; without one, {_by_hand(info, source, file)}"
             ) from error
     _check(file, source)
     return file
 
 
-def _by_hand(info: DataSetInfo, file: Path) -> str:
+def _by_hand(info: DataSetInfo, source: Source, file: Path) -> str:
     return (
-        f"fetch the file on another machine and put it at {file}, then run the command again "
+        f"fetch {source.url} on another machine and put it at {file}, then run the command again "
         f"(or unpack it yourself into {file.parent / info.name})."
     )
 

@@ -127,7 +127,7 @@ def matrix_from_lists(
     """CSR matrix from row lengths, flat column indices and values; repeated pairs are kept once and counted."""
     indptr = np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))])
     matrix = scipy.sparse.csr_matrix(
-        (np.array(values, dtype=np.float32), np.array(indices, dtype=np.int64), indptr),
+        (np.asarray(values, dtype=np.float32), np.asarray(indices, dtype=np.int32), indptr),
         shape=(len(counts), num_columns),
     )
     return _without_repeats(matrix, where)
@@ -227,12 +227,12 @@ def _chunks(handle: Iterator[bytes]) -> Iterator[list[bytes]]:
 def _without_repeats(matrix: scipy.sparse.csr_matrix, where: str) -> scipy.sparse.csr_matrix:
     """`matrix` with sorted rows and each (row, column) once: the first value stands, and the rest is counted."""
     matrix.sort_indices()
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     repeated = np.zeros(matrix.nnz, dtype=bool)
-    if matrix.nnz:
-        repeated[1:] = (matrix.indices[1:] == matrix.indices[:-1]) & (rows[1:] == rows[:-1])
+    repeated[1:] = matrix.indices[1:] == matrix.indices[:-1]
+    repeated[matrix.indptr[:-1][np.diff(matrix.indptr) > 0]] = False  # a row's first label has no predecessor
     if not repeated.any():
         return matrix
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     first = int(np.flatnonzero(repeated)[0])
     logger.warning(
         "%s: %d labels stand twice in their row (first: row %d, label %d); each counts once.",

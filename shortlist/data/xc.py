@@ -264,7 +264,7 @@ class XCParts:
         """Ids and relevance of a split, read once; `keep` is shown each point if this is the reading."""
         if split not in self._points:
             ids: list[str] = []
-            rows, counts, indices, values = array("q"), array("q"), array("q"), array("f")
+            rows, counts, indices, values = array("q"), array("q"), array("i"), array("f")
             errors = LineErrors(self._on_error)
             for number, document, targets, relevances in self._read_points(split, errors):
                 ids.append(document.id)
