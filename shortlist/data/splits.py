@@ -13,7 +13,7 @@ from shortlist.types import Qrels
 if TYPE_CHECKING:
     from shortlist.data.corpus import Corpus
 
-_HUB = 0.01  # a document relevant to more than this part of the queries says nothing about a common page
+_HUB = 0.1  # a document relevant to more than this part of the queries says nothing about a common page
 
 
 def split_off_dev(
@@ -23,7 +23,7 @@ def split_off_dev(
 
     Queries of one group stay together. The group is `groups[query]` where given; otherwise, with a `corpus`, queries
     are tied by a common relevant document or by relevant documents of one title. Documents and titles that more than
-    1 % of the queries (and more than 20) share tie nothing, nor does anything if one group would hold more than half
+    10 % of the queries (and more than 20) share tie nothing, nor does anything if one group would hold more than half
     of the queries. Groups are taken in the order of a hash of their smallest query id, so the choice depends on the
     ids alone, not on order, machine or seed.
     """
