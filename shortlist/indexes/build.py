@@ -153,6 +153,11 @@ def model_record(encoder: Any, *, name: str | None = None) -> dict[str, Any]:
 def encode_slices(encoder: Any, corpus: Any, *, size: int = SLICE) -> Iterator[tuple[list[str], Vectors]]:
     """Ids and vectors of `corpus`, slice by slice; accepts what `VectorIndex.build` does."""
     items = _id_texts(corpus, getattr(encoder, "template", None))
+    if hasattr(encoder, "stream_documents"):
+        # One pass, so that truncated texts are counted and reported once.
+        total = len(corpus) if hasattr(corpus, "__len__") else None
+        yield from encoder.stream_documents(items, total=total)
+        return
     while part := list(islice(items, size)):
         ids, texts = zip(*part, strict=True)
         yield list(ids), encoder.encode_documents(list(texts))

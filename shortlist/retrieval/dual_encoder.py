@@ -307,6 +307,14 @@ class DualEncoder(nn.Module):
             self, items, side=side, total=total, batch_tokens=batch_tokens, show_progress=show_progress
         )
 
+    def stream_documents(
+        self, items: Iterable[tuple[str, str]], *, total: int | None = None
+    ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+        """Ids and vectors `(docs, dim)` of (id, text) pairs, block by block in order: a corpus of any size, one report."""
+        from shortlist.retrieval.encode import encode_stream
+
+        return encode_stream(self, items, total=total)
+
     def _encode(
         self, texts: Texts, side: str, batch_tokens: int | None, show_progress: bool | None
     ) -> NDArray[np.float32]:
