@@ -310,7 +310,7 @@ class DualEncoder(nn.Module):
     def stream_documents(
         self, items: Iterable[tuple[str, str]], *, total: int | None = None
     ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
-        """Ids and vectors `(docs, dim)` of (id, text) pairs, block by block in order: a corpus of any size, one report."""
+        """Ids and vectors `(docs, dim)` of (id, text) pairs, block by block in order, reported once."""
         from shortlist.retrieval.encode import encode_stream
 
         return encode_stream(self, items, total=total)
