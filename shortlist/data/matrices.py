@@ -2,7 +2,7 @@
 
 Three files hold one, told apart by content, and every header is checked before anything is built on it:
 
-- scipy `.npz` (`Y.trn.npz`), opened without unpickling;
+- scipy `.npz` (`Y.trn.npz`), opened as plain arrays only;
 - split text (`trn_X_Y.txt`): a header `rows columns`, then per row `index:value` pairs, an empty line for an empty row;
 - combined text: a header `points features labels`, then per point `l1,l2 f:v f:v`; a line that starts with a space
   has no labels.
@@ -255,8 +255,8 @@ def _read_npz(path: Path) -> scipy.sparse.csr_matrix:
 
 
 def _not_a_matrix(path: Path, error: Exception) -> DataError:
-    if "allow_pickle" in str(error):
-        return DataError(f"{path} holds pickled objects, which are never opened; save it with scipy.sparse.save_npz.")
+    if "Object arrays" in str(error):
+        return DataError(f"{path} holds Python objects, which are never opened; save it with scipy.sparse.save_npz.")
     return DataError(f"{path} is not a sparse matrix written by scipy.sparse.save_npz, or is damaged ({error}).")
 
 

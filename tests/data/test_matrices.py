@@ -86,7 +86,7 @@ def test_pickled_npz_is_never_opened(tmp_path):
     path = tmp_path / "evil.npz"
     np.savez(path, data=np.array([{"a": 1}], dtype=object), format=np.array(b"csr"), shape=np.array([1, 1]),
              indices=np.array([0]), indptr=np.array([0, 1]))  # fmt: skip
-    with pytest.raises(DataError, match="pickled objects, which are never opened"):
+    with pytest.raises(DataError, match="Python objects, which are never opened"):
         read_label_matrix(path)
 
 
