@@ -31,5 +31,5 @@ class OneVsAllBCE(RankingLoss):
 def _valid_columns(scores: Tensor, valid: Tensor | None) -> Tensor:
     """Count (queries,) columns that are valid and not -inf, at least 1."""
     scores = scores.detach()
-    counts = [(block > -torch.inf).sum(dim=1) for _, block in masked_blocks(scores, valid)]
+    counts = [block.gt_(-torch.inf).sum(dim=1) for _, block in masked_blocks(scores, valid)]
     return torch.cat(counts).clamp(min=1)

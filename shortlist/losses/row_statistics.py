@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -39,23 +38,24 @@ class Workspace:
     def __init__(self) -> None:
         self._slots: dict[int, Tensor] = {}
 
-    def like(self, block: Tensor, slot: int) -> Tensor:
+    def like(self, block: Tensor, slot: int, *, dtype: torch.dtype | None = None) -> Tensor:
         """Return uninitialised memory of the shape, dtype and device of a block; one per slot, until asked again."""
+        dtype = dtype or block.dtype
         held = self._slots.get(slot)
-        if held is None or held.numel() < block.numel() or held.dtype != block.dtype or held.device != block.device:
-            held = self._slots[slot] = torch.empty(block.numel(), dtype=block.dtype, device=block.device)
+        if held is None or held.numel() < block.numel() or held.dtype != dtype or held.device != block.device:
+            held = self._slots[slot] = torch.empty(block.numel(), dtype=dtype, device=block.device)
         return held[: block.numel()].view(block.shape)
 
 
 def masked_blocks(scores: Tensor, valid: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
     """Yield (rows, their scores in the compute dtype, -inf where not valid); the next overwrites the block."""
-    memory: Tensor | None = None
+    memory = Workspace()
     for rows in blocks(scores):
-        source = scores[rows]
-        if memory is None:
-            memory = torch.empty(source.shape, dtype=compute_dtype(scores), device=scores.device)
-        block = memory[: len(source)].copy_(source)
-        yield rows, block if valid is None else block.masked_fill_(~valid[rows], -torch.inf)
+        block = memory.like(scores[rows], 0, dtype=compute_dtype(scores)).copy_(scores[rows])
+        if valid is not None:
+            dropped = torch.logical_not(valid[rows], out=memory.like(valid[rows], 1))
+            block.masked_fill_(dropped, -torch.inf)
+        yield rows, block
 
 
 class RowStatistic(ABC):
@@ -92,9 +92,13 @@ class LogSumExp(RowStatistic):
 class SoftplusSum(RowStatistic):
     """Sum of log(1 + exp(score)) over the row without its positives."""
 
+    def __init__(self) -> None:
+        self.workspace = Workspace()
+
     def value(self, block: Tensor, rows: slice) -> Tensor:
-        """Return (rows,) sums."""
-        return F.softplus(block, threshold=40.0).sum(dim=1)  # above 40 the sum is linear to float64 precision
+        """Return (rows,) sums, as max(s, 0) + log(1 + exp(-|s|)) in place."""
+        linear = torch.clamp(block, min=0.0, out=self.workspace.like(block, 0)).sum(dim=1)
+        return linear + block.abs_().neg_().exp_().log1p_().sum(dim=1)
 
     def gradient(self, block: Tensor, value: Tensor) -> Tensor:
         """Return the logistic function of the row."""

@@ -199,8 +199,9 @@ def _solve(a: Tensor, k: Tensor, workspace: Workspace) -> Tensor:
     low, high = a.amin(dim=1), a.amax(dim=1)
     count = torch.full_like(k, a.shape[1])
     if bool((low == -torch.inf).any()):
-        count = (a > -torch.inf).sum(dim=1).to(k.dtype)
-        low = a.masked_fill(a == -torch.inf, torch.inf).amin(dim=1)
+        masked = torch.eq(a, -torch.inf, out=workspace.like(a, 1, dtype=torch.bool))
+        count = a.shape[1] - masked.sum(dim=1).to(k.dtype)
+        low = workspace.like(a, 0).copy_(a).masked_fill_(masked, torch.inf).amin(dim=1)
     tau = torch.where(count > 0, EVERYTHING, -EVERYTHING).to(k.dtype)
     unsolved = k < count
     if not bool(unsolved.all()):
