@@ -164,7 +164,9 @@ class Corpus:
         bounds = np.searchsorted(positions[order], self._starts)
         for number in np.flatnonzero(np.diff(bounds)).tolist():
             part = order[bounds[number] : bounds[number + 1]]
-            local = pa.array(positions[part] - self._starts[number])
+            # Not pa.array(…), which imports pandas.
+            offsets = pa.py_buffer(positions[part] - self._starts[number])
+            local = pa.Array.from_buffers(pa.int64(), len(part), [None, offsets])
             taken = self._batches[number].column(name).take(local).to_pylist()
             for position, value in zip(part.tolist(), taken, strict=True):
                 values[position] = value

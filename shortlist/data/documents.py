@@ -81,6 +81,10 @@ def make_document(value: Any, where: str, *, known: tuple[str, ...] = ()) -> Doc
     if isinstance(value, Document):
         return Document(string_id(value.id, where), _string(value.title, "title", where),
                         _string(value.text, "text", where), value.metadata)  # fmt: skip
+    if type(value) is dict and len(value) == 3:  # the plain line of a BEIR corpus, millions of times
+        id, title, text = value.get("_id"), value.get("title"), value.get("text")
+        if type(id) is str and type(title) is str and type(text) is str and id.isprintable() and id.strip():
+            return Document(id, title, text)
     if isinstance(value, Mapping):
         id_key = next((key for key in ID_KEYS if key in value), None)
         text_key = next((key for key in TEXT_KEYS if key in value), None)
