@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from shortlist.retrieval.bags import mean_of_rows
 from shortlist.retrieval.tokens import Tokens
+from shortlist.retrieval.words import WordTokenizer
 
 
 class StaticTower(nn.Module):
@@ -37,6 +38,7 @@ class StaticTower(nn.Module):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.tokenizer = tokenizer
+        self.words = WordTokenizer(tokenizer)
         self.embedding = nn.Embedding.from_pretrained(embedding, freeze=False)
         self.normalise = normalise
         self.full_dim = int(embedding.shape[1])
@@ -48,8 +50,7 @@ class StaticTower(nn.Module):
 
     def tokens(self, texts: Sequence[str], *, max_length: int | None) -> Tokens:
         """Token ids of `texts`, the first `max_length` of each (None: all)."""
-        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return Tokens.from_lists([encoding.ids for encoding in encodings]).truncate(max_length)
+        return self.words(texts).truncate(max_length)
 
     def collate(self, tokens: Tokens, *, device: torch.device | str | None = None) -> dict[str, Tensor]:
         """Features of the forward pass: flat `input_ids` `(tokens,)` and `offsets` `(texts,)`."""

