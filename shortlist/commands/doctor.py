@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shortlist.errors import MissingExtraError
 from shortlist.manifest import library_versions
 
 
@@ -31,10 +32,8 @@ def examine() -> dict[str, Any]:
     """The report as a dictionary: versions, cpu, devices, faiss, openmp, memory_gib, cache, attention."""
     import torch
 
-    from shortlist.indexes.faiss import faiss_status
-
     attention: list[str] = []
-    faiss = faiss_status()
+    faiss = _faiss()
     devices = ["cpu"]
     devices += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
@@ -76,6 +75,18 @@ def examine() -> dict[str, Any]:
         "offline": os.environ.get("HF_HUB_OFFLINE") == "1",
         "attention": attention,
     }
+
+
+def _faiss() -> dict[str, Any]:
+    """Whether FAISS can be used on the CPU and on a GPU, and why not."""
+    from shortlist.indexes.faiss import gpu_status, import_faiss
+
+    try:
+        import_faiss()
+    except MissingExtraError as error:
+        return {"available": False, "gpu": False, "reason": str(error)}
+    gpu, reason = gpu_status()
+    return {"available": True, "gpu": gpu, "reason": reason}
 
 
 def openmp_runtimes() -> list[str]:
