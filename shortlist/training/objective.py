@@ -60,29 +60,27 @@ class Objective:
         target = target if bool((target > 1).any()) else target > 0
         valid = batch["valid"].mask(shape) if batch["valid"] is not None else None
         total: Tensor | None = None
-        # Half precision loses small differences of large scores: everything from here on is float32.
-        with torch.autocast(queries.device.type, enabled=False):
-            for size in self.dims:
-                scores = self.scores(queries, documents, size)
-                if self.teacher:
-                    judged = batch["teacher"].dense(shape, fill=float("nan"))
-                    keep = ~judged.isnan()
-                    value = self.loss(scores, judged, keep if valid is None else keep & valid, positives=target)
-                else:
-                    value = self.loss(scores, target, valid)
-                total = value if total is None else total + value
-        if total is None:
-            raise ConfigError("training.matryoshka is empty; leave it out or name dimensions.")
-        return total
+        for size in self.dims:
+            scores = self.scores(queries, documents, size)
+            if self.teacher:
+                judged = batch["teacher"].dense(shape, fill=float("nan"))
+                keep = ~judged.isnan()
+                value = self.loss(scores, judged, keep if valid is None else keep & valid, positives=target)
+            else:
+                value = self.loss(scores, target, valid)
+            total = value if total is None else total + value
+        return total if total is not None else queries.sum() * 0.0
 
     def scores(self, queries: Tensor, documents: Tensor, dim: int) -> Tensor:
         """Similarities of vectors cut to `dim`, over the temperature: float32 `(queries, docs)`."""
-        left, right = queries.float(), documents.float()
-        if dim < left.shape[1]:
-            left, right = left[:, :dim], right[:, :dim]
-            if self.normalise:
-                left, right = functional.normalize(left, dim=-1), functional.normalize(right, dim=-1)
-        return (left / self.temperature) @ right.T
+        # Half precision loses small differences of large scores: everything from here on is float32.
+        with torch.autocast(queries.device.type, enabled=False):
+            left, right = queries.float(), documents.float()
+            if dim < left.shape[1]:
+                left, right = left[:, :dim], right[:, :dim]
+                if self.normalise:
+                    left, right = functional.normalize(left, dim=-1), functional.normalize(right, dim=-1)
+            return (left / self.temperature) @ right.T
 
 
 def check_finite(loss: Tensor, *, step: int, dtype: str, temperature: float) -> None:

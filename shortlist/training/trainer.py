@@ -6,7 +6,6 @@ over a held-out part), and the writing and reading of checkpoints (atomic, no pi
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import TrainingArguments
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
 from shortlist.config import TrainConfig
 from shortlist.errors import ConfigError
@@ -86,6 +85,7 @@ class RetrievalTrainer(transformers.Trainer):
             data_collator=batches,
             callbacks=[schedule, LogFile(output / "train_log.jsonl"), Progress(plan.total_steps)],
         )
+        self.add_callback(_Begin(self))
         # These two print to stdout.
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
@@ -114,7 +114,7 @@ class RetrievalTrainer(transformers.Trainer):
         return self.sampler
 
     def start_epoch(self) -> None:
-        """Point the sampler at the epoch that begins; called before the first batch is drawn."""
+        """Point the sampler at the epoch that begins, before its first batch is drawn."""
         self.sampler.epoch = self.state.global_step // self.plan.steps_per_epoch
 
     # Evaluation ---------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class RetrievalTrainer(transformers.Trainer):
         self.train(resume_from_checkpoint=str(state))
 
     def restore_log_state(self) -> None:
-        """Put back the running mean of the logged loss; called when training begins."""
+        """Put back the running mean of the logged loss, when training begins."""
         if self.resume_state is not None:
             self._tr_loss += self.resume_state["loss_sum"]
             self._globalstep_last_logged = self.resume_state["last_logged"]
@@ -213,6 +213,21 @@ class RetrievalTrainer(transformers.Trainer):
         return eval_entries(self.state.log_history)
 
 
+class _Begin(TrainerCallback):
+    """Tells the trainer when training and each epoch begin."""
+
+    def __init__(self, trainer: RetrievalTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first step."""
+        self.trainer.restore_log_state()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first batch of an epoch."""
+        self.trainer.start_epoch()
+
+
 def training_dtype(setting: str) -> str:
     """The precision of the forward pass: `auto` is bfloat16 on a GPU that has it, else float32.
 
@@ -252,6 +267,8 @@ def training_arguments(config: TrainConfig, plan: StepPlan, output: Path, dtype:
         dataloader_pin_memory=torch.cuda.is_available(),
         bf16=dtype == "bfloat16",
         fp16=dtype == "float16",
+        # Without it, transformers refuses bfloat16 on a machine that has no GPU.
+        use_cpu=not (torch.cuda.is_available() or torch.backends.mps.is_available()),
         eval_strategy="no",
         save_strategy="no",
         logging_strategy="steps",
@@ -268,4 +285,4 @@ def training_arguments(config: TrainConfig, plan: StepPlan, output: Path, dtype:
     try:
         return TrainingArguments(**options)
     except ValueError as error:
-        raise ConfigError(f"training: {json.dumps(training.optim)} or another setting is refused: {error}") from None
+        raise ConfigError(f"training: transformers refuses a setting: {error}") from None
