@@ -64,19 +64,19 @@ def index(
     refuse_existing(target, overwrite=overwrite)
     if kind not in INDEXES:
         raise ConfigError(f"index kind {kind!r} is unknown; expected {' or '.join(INDEXES)}.")
-    if kind == "faiss":
-        # A wrong factory must fail now, not after hours of encoding.
-        INDEXES[kind](16, factory=factory)  # type: ignore[call-arg]
-    elif factory != "Flat":
+    if kind != "faiss" and factory != "Flat":
         raise ConfigError(f"factory {factory!r} is for --kind faiss; the kind is {kind!r}.")
     partial = target.with_name(target.name + ".partial")
-    collection = load_collection(data, on_empty=on_empty, on_error=on_error)
     if vectors is None:
         encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
+        _check_factory(kind, encoder.dim, factory)
+        collection = load_collection(data, on_empty=on_empty, on_error=on_error)
         store = _encode(encoder, collection, partial, batch_tokens=batch_tokens, overwrite=overwrite)
         record = _located(model_record(encoder, name=str(model)), model, target)
     else:
         store = VectorStore.open(vectors)
+        _check_factory(kind, store.dim, factory)
+        collection = load_collection(data, on_empty=on_empty, on_error=on_error)
         record = _stored_record(store, Path(vectors), model, target)
     _remove_leftovers(target)
     with progress_bar(len(store), "documents") as bar:
@@ -112,6 +112,12 @@ def index(
         "bytes": size,
         "seconds": round(seconds, 3),
     }
+
+
+def _check_factory(kind: str, dim: int, factory: str) -> None:
+    """A wrong factory must fail before hours of encoding."""
+    if kind == "faiss":
+        INDEXES[kind](dim, factory=factory)  # type: ignore[call-arg]
 
 
 def _encode(

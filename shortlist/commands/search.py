@@ -236,20 +236,16 @@ def _print_table(results: list[Ranked]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for column, options in (
-        ("rank", {"justify": "right"}),
-        ("id", {"overflow": "fold"}),
-        ("score", {"justify": "right", "no_wrap": True}),
-        ("title", {"ratio": 2}),
-        ("text", {"ratio": 5}),
-    ):
-        table.add_column(column, **options)  # type: ignore[arg-type]
+    table.add_column("rank", justify="right")
+    table.add_column("id", overflow="fold")
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("title and text", ratio=1)
     for result in results:
         title, text = (result.document.title, result.document.text) if result.document is not None else ("", "")
         # Text, not str: brackets in a document are no markup.
-        table.add_row(
-            str(result.rank), Text(result.id), f"{result.score:.4f}", Text(" ".join(title.split())), Text(snippet(text))
-        )
+        content = Text(" ".join(title.split()), style="bold")
+        content.append(("\n" if content and text else "") + snippet(text), style="not bold")
+        table.add_row(str(result.rank), Text(result.id), f"{result.score:.4f}", content)
     console = Console(file=sys.stdout)
     console.print(table)
     if not results:

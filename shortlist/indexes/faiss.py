@@ -96,14 +96,15 @@ class FaissIndex(VectorIndex):
         while len(pending):
             fetch = min(fetch, total)
             found_scores, found = self._search(queries[pending], fetch)
+            exhausted = (found < 0).any(axis=1)
             found_scores[self._absent(found)] = -np.inf
             found, found_scores, counts = sort_rows(found, found_scores, self._ids.take)
             done = np.ones(len(pending), bool)
             if fetch < total:
-                # Complete if faiss ran out, or if k are there and a lower score follows them.
+                # Complete if faiss had no more to give, or if k are there and a lower score follows them.
                 last = np.take_along_axis(found_scores, np.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
                 enough = (counts > k) & (last < found_scores[:, k - 1])
-                done = enough | (self._short & (counts <= fetch))
+                done = enough | exhausted
             width = min(k, fetch)
             rows = pending[done]
             positions[rows, :width], scores[rows, :width] = found[done, :width], found_scores[done, :width]
@@ -119,8 +120,6 @@ class FaissIndex(VectorIndex):
                 self._on_gpu = import_faiss().index_cpu_to_all_gpus(index)
             index = self._on_gpu
         scores, positions = index.search(queries, fetch)
-        # Rows for which faiss had nothing more to give.
-        self._short = (positions < 0).any(axis=1)
         return -scores if self.metric == "l2" else scores, positions
 
     def _absent(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
