@@ -311,9 +311,11 @@ def test_settings_that_cannot_work_are_refused_by_key(settings, tmp_path, overri
         ["data.title_queries=true", "training.max_positives=1"],
         ["training.dtype=bfloat16", "deterministic=true"],
         ["data.dev=auto", "data.dev_documents=20", "data.dev_queries=2"],
+        ["data.path=XC", "data.dev=auto", "data.negatives=all", "training.metric_for_best_model=PSP@3"],
     ],
 )
-def test_variants_train(settings, tmp_path, overrides):
+def test_variants_train(settings, tmp_path, toy_xc, overrides):
+    overrides = [override.replace("=XC", f"={toy_xc}") for override in overrides]
     try:
         result = train(settings, overrides=[*overrides, "training.max_steps=4"], output=tmp_path / "out")
     finally:
