@@ -53,7 +53,7 @@ class FaissIndex(VectorIndex):
         faiss = import_faiss()
         self.factory = factory
         self.device = device
-        self._read_only: Path | None = None
+        self._mapped = False
         self._on_gpu: Any = None
         try:
             self._index = faiss.index_factory(
@@ -71,10 +71,10 @@ class FaissIndex(VectorIndex):
 
     def _append(self, vectors: Vectors) -> None:
         faiss = import_faiss()
-        if self._read_only is not None:
-            # A mapped index cannot grow: read it into memory once.
-            self._index = faiss.read_index(str(self._read_only))
-            self._read_only = None
+        if self._mapped:
+            # A mapped index cannot grow: copy it into memory once. Its file may have been replaced since it was opened.
+            self._index = faiss.deserialize_index(faiss.serialize_index(self._index))
+            self._mapped = False
         try:
             if not self._index.is_trained:
                 self._index.train(vectors)
@@ -136,7 +136,7 @@ class FaissIndex(VectorIndex):
         file = directory / FILE
         try:
             self._index = faiss.read_index(str(file), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
-            self._read_only = file
+            self._mapped = True
         except RuntimeError:
             # Kinds that cannot be mapped are read into memory.
             try:

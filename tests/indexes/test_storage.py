@@ -55,6 +55,17 @@ def test_an_opened_index_can_be_changed_and_saved_over(saved):
         again.add(["new"], VECTORS[:1])
 
 
+def test_an_opened_index_outlives_the_replacement_of_its_files(saved):
+    index, path = saved
+    first, second = open_index(path), open_index(path)
+    second.remove(["doc 0"])
+    second.add(["new", "newer"], VECTORS[:2])
+    second.save(path, overwrite=True)
+    assert first.search(VECTORS[:5], 60) == index.search(VECTORS[:5], 60)
+    first.add(["other"], 9 * VECTORS[:1])
+    assert first.search(VECTORS[:1], 2)[0][0][0] == "other" and len(first) == 51
+
+
 def test_an_existing_output_is_kept(saved):
     index, path = saved
     before = contents(path)
