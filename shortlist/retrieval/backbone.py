@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
 from shortlist.errors import DataError
-
-logger = logging.getLogger(__name__)
 
 # The heads of pre-training and classification, which an encoder has no use for.
 _HEADS = (
@@ -46,7 +45,7 @@ def load_backbone(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module
                 folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True,
                 output_loading_info=True,
             )  # fmt: skip
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise DataError(f"the model in {folder} cannot be opened: {error}") from error
     missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
     left_over = sorted(name for name in report["unexpected_keys"] if name.split(".")[0] not in _HEADS)
@@ -81,7 +80,10 @@ def load_adapter(backbone: nn.Module, folder: Path) -> nn.Module:
     from safetensors.torch import load_file
 
     try:
-        model = PeftModel.from_pretrained(backbone, str(folder), is_trainable=True, local_files_only=True)
+        with warnings.catch_warnings():
+            # What it warns of, missing tensors, is an error below.
+            warnings.simplefilter("ignore")
+            model = PeftModel.from_pretrained(backbone, str(folder), is_trainable=True, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"the adapter in {folder} cannot be opened: {error}") from error
     from peft import get_peft_model_state_dict

@@ -305,8 +305,7 @@ def load_tower(plan: Plan, dtype: torch.dtype, projection_dim: int | None) -> To
     else:
         backbone, tokenizer = load_backbone(plan.folder, dtype), load_tokenizer(plan.folder)
     projections = [Projection(**settings) for settings in plan.projections]
-    for projection, (file, prefix) in zip(projections, plan.projection_files, strict=True):
-        _fill(projection, file, prefix)
+    _fill(projections, plan.projection_files)
     causal = any("CausalLM" in name for name in getattr(backbone.config, "architectures", None) or [])
     tower = TransformerTower(
         backbone, tokenizer, pooling=plan.pooling or ("last" if causal else "mean"), projections=projections,
@@ -327,12 +326,15 @@ def _length_limit(config: Any, tokenizer: Any) -> int:
     return min([DEFAULT_MAX_LENGTH, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 
-def _fill(projection: Projection, file: Path, prefix: str) -> None:
-    tensors = read_tensors(file)
-    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    expected = projection.state_dict()
-    account(file, expected, found)
-    projection.load_state_dict({name: tensor.float() for name, tensor in found.items()})
+def _fill(projections: list[Projection], files: list[tuple[Path, str]]) -> None:
+    """Read the weights of `projections`; every tensor of every file must find its place."""
+    for file in dict.fromkeys(file for file, _ in files):
+        inside = {prefix: p for p, (where, prefix) in zip(projections, files, strict=True) if where == file}
+        found = read_tensors(file)
+        account(file, {prefix + name: t for prefix, p in inside.items() for name, t in p.state_dict().items()}, found)
+        for prefix, projection in inside.items():
+            own = {name.removeprefix(prefix): t.float() for name, t in found.items() if name.startswith(prefix)}
+            projection.load_state_dict(own)
 
 
 def account(file: Path, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
