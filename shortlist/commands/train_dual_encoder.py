@@ -30,7 +30,7 @@ from shortlist.training import checkpoints
 from shortlist.training.batches import BatchBuilder
 from shortlist.training.evaluation import DevSet, metric_name
 from shortlist.training.examples import Documents, ExampleSet, build_examples, examples_from_lists
-from shortlist.training.negatives import NEGATIVES_FILE, mine_negatives, with_negatives, write_negatives
+from shortlist.training.negatives import NEGATIVES_FILE, mine_negatives, read_negatives, with_negatives
 from shortlist.training.objective import Objective
 from shortlist.training.plan import plan_steps
 from shortlist.training.trainer import RetrievalTrainer, training_dtype
@@ -206,10 +206,8 @@ class DualEncoderJob:
         path = output / NEGATIVES_FILE
         if not path.is_file():
             retriever = LexicalRetriever.build(self.collection.corpus, template=self.encoder.template)
-            mined = mine_negatives(self.examples, lambda queries, k: retriever.search(queries, k), depth=MINING_DEPTH)
-            write_negatives(path, self.examples, mined, system="bm25")
-        lists = read_lists(path, corpus=self.collection.corpus, queries=self.collection.all_queries())
-        return with_negatives(self.examples, {item.query_id: [doc.id for doc in item.negatives] for item in lists})
+            mine_negatives(path, self.examples, lambda queries, k: retriever.search(queries, k), depth=MINING_DEPTH)
+        return with_negatives(self.examples, read_negatives(path, self.documents))
 
     # Selection ----------------------------------------------------------------------------------------
 

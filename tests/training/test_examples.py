@@ -8,7 +8,7 @@ import pytest
 from shortlist.data import Corpus, Document, RankedList
 from shortlist.errors import DataError
 from shortlist.training.examples import Documents, build_examples, examples_from_lists
-from shortlist.training.negatives import mine_negatives, with_negatives
+from shortlist.training.negatives import mine_negatives, read_negatives, with_negatives
 from shortlist.types import Run
 
 CORPUS = {
@@ -97,7 +97,7 @@ def test_lists_with_unknown_documents_and_no_lists_are_refused(documents):
         examples_from_lists([], documents)
 
 
-def test_mined_negatives_are_without_known_positives_by_id_and_by_text(documents):
+def test_mined_negatives_are_without_known_positives_by_id_and_by_text(documents, tmp_path):
     examples = build_examples({"a": "moon", "b": "bread"}, {"a": {"d0": 1}, "b": {"d1": 1}}, documents)
     asked = {}
 
@@ -105,13 +105,15 @@ def test_mined_negatives_are_without_known_positives_by_id_and_by_text(documents
         asked.update(queries=dict(queries), depth=depth)
         return Run({query: {"d0": 5.0, "d1": 4.0, "d2": 3.0, "d3": 2.0} for query in queries})
 
-    mined = mine_negatives(examples, search, depth=4)
+    path = tmp_path / "negatives.jsonl.gz"
+    mine_negatives(path, examples, search, depth=4)
     assert asked == {"queries": {"a": "moon", "b": "bread"}, "depth": 4}
-    assert mined == {"a": ["d1", "d3"], "b": ["d0", "d2", "d3"]}
-    extended = with_negatives(examples, mined)
-    assert extended.examples[0].negatives.tolist() == [1, 3]
-    with pytest.raises(DataError, match="name document 'z'"):
-        with_negatives(examples, {"a": ["z"]})
+    negatives = read_negatives(path, documents)
+    assert {query: rows.tolist() for query, rows in negatives.items()} == {"a": [1, 3], "b": [0, 2, 3]}
+    assert with_negatives(examples, negatives).examples[0].negatives.tolist() == [1, 3]
+    other = Documents(Corpus.from_documents({"d1": "bread"}))
+    with pytest.raises(DataError, match="line 1: document 'd3' is not in the corpus"):
+        read_negatives(path, other)
 
 
 def test_unique_rows_keep_the_first_of_equal_texts(documents):
