@@ -33,9 +33,10 @@ class WordTokenizer:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self.by_word = splits_at_blanks(tokenizer)
+        parts = json.loads(tokenizer.to_str())
+        self.by_word = splits_at_blanks(parts)
         # "end." and "end," are then no words of their own.
-        self.marks = _isolated_marks(tokenizer) if self.by_word else ""
+        self.marks = _isolated_marks(parts) if self.by_word else ""
         self._lock = threading.Lock()
         self._clear()
 
@@ -107,9 +108,8 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def splits_at_blanks(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens of "a b" are always those of "a" and then those of "b"."""
-    parts = json.loads(tokenizer.to_str())
+def splits_at_blanks(parts: dict[str, Any]) -> bool:
+    """Whether a tokenizer (its JSON form) gives "a b" always the tokens of "a" and then those of "b"."""
     if parts["truncation"] or parts["padding"]:
         return False
     if any(_looks_around(token) for token in parts["added_tokens"]):
@@ -118,9 +118,8 @@ def splits_at_blanks(tokenizer: Tokenizer) -> bool:
     return set(normalizers) <= _NORMALIZERS and bool(splitters) and splitters[0] in _SPLITTERS
 
 
-def _isolated_marks(tokenizer: Tokenizer) -> str:
-    """The frequent marks that this tokenizer makes tokens of their own wherever they stand."""
-    parts = json.loads(tokenizer.to_str())
+def _isolated_marks(parts: dict[str, Any]) -> str:
+    """The frequent marks that a tokenizer (its JSON form) makes tokens of their own wherever they stand."""
     if _steps(parts["pre_tokenizer"], "pretokenizers")[0] != "BertPreTokenizer":
         return ""
     special = "".join(token["content"] for token in parts["added_tokens"])
