@@ -132,17 +132,33 @@ def _candidates(
     """Rows, positions and scores of what may still enter the top k, from a block of scores `(queries, docs)`."""
     thresholds = torch.from_numpy(best.thresholds).to(scores.device)
     if not best.filled and scores.shape[1] > best.k:
-        thresholds = torch.maximum(thresholds, scores.topk(best.k, dim=1).values[:, -1])
+        thresholds = torch.maximum(thresholds, _kth_bound(scores, best.k))
     if scores.device.type == "cpu":
         # numpy finds the few hits of a large comparison several times faster than torch does on a CPU.
         block = scores.numpy()
-        flat = np.flatnonzero(block >= thresholds.numpy()[:, None])
+        flat = _hits(block >= thresholds.numpy()[:, None])
         values = block.reshape(-1)[flat]
     else:
         found = (scores >= thresholds[:, None]).view(-1).nonzero().view(-1)
         flat, values = found.cpu().numpy(), scores.view(-1)[found].cpu().numpy()
     rows, columns = np.divmod(flat, scores.shape[1])
     return rows, columns + offset, values
+
+
+def _kth_bound(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """A score that at least `k` of each row reach, `(queries,)`: exact for large k, else a close lower bound.
+
+    The k-th best of the maxima of 16 columns each costs a fraction of the k-th best of all columns.
+    """
+    groups = scores.view(len(scores), 16, -1).amax(dim=1)
+    return (groups if groups.shape[1] >= k else scores).topk(k, dim=1, sorted=False).values.amin(dim=1)
+
+
+def _hits(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Flat positions of the few True in a mask whose size is a multiple of 8, looking at 8 at a time."""
+    words = np.flatnonzero(mask.reshape(-1).view(np.uint64) != 0)
+    inside = np.flatnonzero(mask.reshape(-1, 8)[words])
+    return words[inside >> 3] * 8 + (inside & 7)
 
 
 def _device(name: str) -> torch.device:
