@@ -62,6 +62,16 @@ class Tokens:
         return padded, mask.astype(np.int64)
 
 
+def concatenate(parts: Sequence[Tokens]) -> Tokens:
+    """The texts of all `parts`, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return Tokens.from_lists([])
+    columns = zip(*((part.ids, part.lengths, part.full_lengths) for part in parts), strict=True)
+    return Tokens(*(np.concatenate(column) for column in columns))
+
+
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """The numbers starts[i] … starts[i] + lengths[i] − 1 for every i, end to end."""
     offsets = np.cumsum(lengths) - lengths

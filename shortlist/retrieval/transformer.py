@@ -15,6 +15,9 @@ from torch.nn import functional
 from shortlist.errors import ConfigError
 from shortlist.retrieval.tokens import Tokens
 
+# The tokenizer's encodings take far more memory than ids: how many texts have them at once.
+_SLICE = 512
+
 POOLINGS = ("mean", "cls", "last")
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -129,13 +132,14 @@ class TransformerTower(nn.Module):
     def tokens(self, texts: Sequence[str], *, max_length: int | None) -> Tokens:
         """Token ids of `texts` with the special tokens, at most `max_length` of each (None: all)."""
         rows = [text.lower() for text in texts] if self.lower_case else list(texts)
-        if not rows:
-            return Tokens.from_lists([])
-        with self._lock:
-            if getattr(self.tokenizer, "is_fast", False):
-                ids, full = self._fast(rows, max_length)
-            else:
-                ids, full = self._slow(rows, max_length)
+        encode = self._fast if getattr(self.tokenizer, "is_fast", False) else self._slow
+        ids: list[list[int]] = []
+        full: list[int] = []
+        for start in range(0, len(rows), _SLICE):
+            with self._lock:
+                some, lengths = encode(rows[start : start + _SLICE], max_length)
+            ids += some
+            full += lengths
         empty = [position for position, row in enumerate(ids) if not row]
         for position in empty:
             # A decoder's tokenizer makes nothing of an empty text; one pad token stands for it.

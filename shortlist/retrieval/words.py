@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from shortlist.retrieval.tokens import Tokens, ranges
+from shortlist.retrieval.tokens import Tokens, concatenate, ranges
 
 # Words kept, about 25 MB. A bound on vocabulary, not on texts: when it is reached the table starts anew.
 MAX_WORDS = 131_072
-# Encodings carry much more than ids: how many texts are held in that form at once.
+# Lists of words, and the tokenizer's encodings, take far more memory than ids: how many texts have them at once.
 _SLICE = 512
 
 # The parts that treat every character, or every blank-separated word, by itself.
@@ -54,8 +54,10 @@ class WordTokenizer:
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Token ids of `texts`."""
-        if not self.by_word:
-            return self._plain(texts)
+        look_up = self._look_up if self.by_word else self._plain
+        return concatenate([look_up(texts[start : start + _SLICE]) for start in range(0, len(texts), _SLICE)])
+
+    def _look_up(self, texts: Sequence[str]) -> Tokens:
         with self._lock:
             words = [self._split(text) for text in texts]
             counts = np.fromiter(map(len, words), np.int64, len(words))
@@ -81,18 +83,15 @@ class WordTokenizer:
         new = self._words.new
         if not new:
             return
-        tokens = self._plain(new)
+        tokens = concatenate([self._plain(new[start : start + _SLICE]) for start in range(0, len(new), _SLICE)])
         self._starts = np.concatenate([self._starts, tokens.starts + len(self._ids)])
         self._ids = np.concatenate([self._ids, tokens.ids])
         self._lengths = np.concatenate([self._lengths, tokens.lengths])
         new.clear()
 
     def _plain(self, texts: Sequence[str]) -> Tokens:
-        rows: list[list[int]] = []
-        for start in range(0, len(texts), _SLICE):
-            part = self.tokenizer.encode_batch_fast(list(texts[start : start + _SLICE]), add_special_tokens=False)
-            rows.extend(encoding.ids for encoding in part)
-        return Tokens.from_lists(rows)
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return Tokens.from_lists([encoding.ids for encoding in encodings])
 
 
 class _Numbers(dict[str, int]):
