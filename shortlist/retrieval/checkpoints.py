@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from shortlist.errors import ConfigError, DataError, MissingInputError
-from shortlist.retrieval.backbone import load_adapter, load_backbone, load_tokenizer
 from shortlist.retrieval.device import DTYPES
 from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DEFAULT_TEMPLATE, DualEncoder, Tower
 from shortlist.retrieval.static import StaticTower, dequantise
@@ -297,6 +296,9 @@ def load_tower(plan: Plan, dtype: torch.dtype, projection_dim: int | None) -> To
         if plan.projections:
             raise DataError(f"{plan.folder}: a static model with a dense layer is not supported.")
         return _load_static(plan)
+    # Not at the top: transformers takes seconds to import, and a static model does without.
+    from shortlist.retrieval.backbone import load_adapter, load_backbone, load_tokenizer
+
     if (plan.folder / "adapter_config.json").exists():
         base = find_folder(adapter_base(plan.folder))
         backbone = load_adapter(load_backbone(base, dtype), plan.folder)

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from shortlist.files import atomic_directory, write_json
 from shortlist.manifest import library_versions
-from shortlist.retrieval.backbone import quiet
 from shortlist.retrieval.checkpoints import FORMAT_VERSION, HEAD_FILE, SETTINGS_FILE
 from shortlist.retrieval.model_card import model_card
 from shortlist.retrieval.static import StaticTower
@@ -123,6 +122,8 @@ def _save_tower(encoder: DualEncoder, tower: Tower, folder: Path) -> list[tuple[
 
 
 def _save_transformer(encoder: DualEncoder, tower: TransformerTower, folder: Path) -> None:
+    from shortlist.retrieval.backbone import quiet
+
     with quiet():
         tower.backbone.save_pretrained(folder)  # type: ignore[operator]
     tower.tokenizer.save_pretrained(folder)

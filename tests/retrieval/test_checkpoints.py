@@ -309,3 +309,34 @@ def test_automodel_opens_the_backbone(bert_folder, tmp_path):
     DualEncoder.from_pretrained(bert_folder).save_pretrained(tmp_path / "saved")
     assert AutoModel.from_pretrained(tmp_path / "saved").config.hidden_size == 32
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").pad_token == "[PAD]"
+
+
+def test_the_embedded_model_is_found_by_name_and_missed_in_a_sentence(static_folder, tmp_path, monkeypatch):
+    from shortlist.retrieval import checkpoints
+
+    monkeypatch.setattr(checkpoints.resources, "files", lambda package: tmp_path / package)
+    with pytest.raises(MissingInputError, match="embedded model shortlist/static-en is missing"):
+        DualEncoder.from_pretrained()
+    shutil.copytree(static_folder, tmp_path / "shortlist" / "assets" / "static-en")
+    encoder = DualEncoder.from_pretrained("shortlist/static-en")
+    assert encoder.dim == 16 and encoder.base_model == "shortlist/static-en"
+
+
+def test_int8_vectors_are_scaled_by_row(static_folder):
+    tensors = load_file(static_folder / "model.safetensors")
+    encoder = DualEncoder.from_pretrained(static_folder, normalise=False)
+    token = encoder.query_tower.tokenizer.token_to_id("cat")
+    expected = tensors["embedding"][token].float() * tensors["scale"][token].float()
+    assert difference(encoder.encode_documents("cat")[0], expected.numpy()) < 1e-7
+    two = encoder.encode_documents(["cat dog", "cat", "dog"])
+    assert difference(two[0], (two[1] + two[2]) / 2) < 1e-6
+
+
+def test_weights_in_half_precision_compute_in_it(bert_folder, texts):
+    exact = DualEncoder.from_pretrained(bert_folder, dtype="float32").encode_documents(texts)
+    for dtype in ("bfloat16", "float16"):
+        encoder = DualEncoder.from_pretrained(bert_folder, dtype=dtype)
+        assert {p.dtype for p in encoder.query_tower.backbone.parameters()} == {getattr(torch, dtype)}
+        vectors = encoder.encode_documents(texts)
+        assert vectors.dtype == np.float32 and 0 < difference(vectors, exact) < 0.05
+        assert difference(np.linalg.norm(vectors, axis=1), np.ones(len(texts))) < 1e-6
