@@ -56,6 +56,7 @@ class ModelConfig(Section):
     pooling: Literal["mean", "cls", "last"] | None = None
     normalise: bool | None = None
     dim: Count | None = None
+    projection_dim: Count | None = None  # adds a new dense layer to this dimension
     prompts: Prompts | None = None
     query_max_length: Count | None = None  # tokens
     doc_max_length: Count | None = None  # tokens
@@ -177,6 +178,12 @@ def load_config(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Trai
     values = _merge(_load_layers(path, ()), parse_overrides(overrides))
     # Each file was checked by itself: what is wrong now comes from the overrides or from how the layers meet.
     return build_config(values, source=f"{name_or_path} with the overrides" if overrides else str(name_or_path))
+
+
+def apply_overrides(config: TrainConfig, overrides: Iterable[str]) -> TrainConfig:
+    """`config` with `section.key=value` strings over it. Raises ConfigError as load_config does."""
+    values = _merge(config.model_dump(), parse_overrides(overrides))
+    return build_config(values, source="the configuration with the overrides")
 
 
 def build_config(values: Mapping[str, Any], *, source: str = "configuration") -> TrainConfig:

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from shortlist.config import (
+    apply_overrides,
     build_config,
     differing_keys,
     dump_config,
@@ -121,6 +122,12 @@ def test_loss_shorthand_and_options(tmp_path):
     assert load_config(path, ["loss.name=info_nce"]).loss.options == {}
     assert load_config(path, ["loss=one_vs_all_bce"]).loss.name == "one_vs_all_bce"
     assert load_config(path, ["loss.name=soft_top_k", "loss.k=9"]).loss.options == {"k": 9}
+
+
+def test_overrides_on_a_resolved_configuration():
+    config = build_config({"loss": {"name": "soft_top_k", "k": 5}})
+    assert apply_overrides(config, ["loss.k=6", "seed=1"]).loss.options == {"k": 6}
+    assert apply_overrides(config, []) == config
 
 
 def test_differing_keys_are_dotted():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from shortlist.config import TrainConfig, differing_keys, load_config, nearest, write_config
+from shortlist.config import TrainConfig, apply_overrides, differing_keys, load_config, nearest, write_config
 from shortlist.errors import ConfigError, DataError, MissingInputError, OutputExistsError
 from shortlist.files import refuse_existing, write_json
 from shortlist.manifest import run_manifest
@@ -75,7 +75,10 @@ def train(
         OutputExistsError: `output` exists and neither `overwrite` nor `resume` was asked for.
         NonFiniteError: the loss is no longer finite.
     """
-    resolved = config if isinstance(config, TrainConfig) else load_config(config, overrides)
+    if isinstance(config, TrainConfig):
+        resolved = apply_overrides(config, overrides)
+    else:
+        resolved = load_config(config, overrides)
     kind = KINDS.get(resolved.model.kind)
     if kind is None:
         raise ConfigError(

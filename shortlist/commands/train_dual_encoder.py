@@ -33,7 +33,7 @@ from shortlist.training.examples import Documents, ExampleSet, build_examples, e
 from shortlist.training.negatives import NEGATIVES_FILE, mine_negatives, read_negatives, with_negatives
 from shortlist.training.objective import Objective
 from shortlist.training.plan import plan_steps
-from shortlist.training.trainer import RetrievalTrainer, training_dtype
+from shortlist.training.trainer import RetrievalTrainer, training_arguments, training_dtype
 from shortlist.types import Qrels, Run
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DualEncoderJob:
                 f"loss.name is {config.loss.name!r}, which learns from a teacher's scores: it needs lists with scores, "
                 f"so data.negatives must be given (it is {config.data.negatives!r})."
             )
-        training_dtype(config.training.dtype)
+        dtype = training_dtype(config.training.dtype)
         self.collection = load_collection(config.data.path, on_empty=config.data.on_empty)
         self.checksums = dict(self.collection.checksums())
         transformers.set_seed(config.seed)
@@ -76,6 +76,16 @@ class DualEncoderJob:
         self.examples = self._examples(train)
         self.plan = plan_steps(len(self.examples), config.training)
         self.dev_qrels = dev
+        self.objective = Objective(
+            self.loss,
+            temperature=config.training.temperature,
+            dim=self.encoder.dim,
+            normalise=self.encoder.similarity == "cosine",
+            matryoshka=config.training.matryoshka,
+        )
+        training_arguments(config, self.plan, Path(), dtype)  # refuses what transformers would refuse, now
+        if config.data.negatives == "given":
+            self._batches()
 
     def run(self, output: Path, *, resume: bool) -> tuple[TrainResult, dict[str, Any]]:
         """Train into `output`, put the best weights at its top, and say how it went."""
@@ -92,27 +102,10 @@ class DualEncoderJob:
             logger.info("deterministic: only kernels with one summation order are used; on a GPU this costs speed.")
         if config.data.negatives == "bm25":
             self.examples = self._mined(output)
-        batches = BatchBuilder(
-            self.examples,
-            self.encoder,
-            negatives=config.data.negatives,
-            num_negatives=config.data.num_negatives,
-            share_negatives=config.data.share_negatives,
-            max_positives=training.max_positives,
-            graded=config.data.graded,
-            teacher=self.teacher,
-            seed=config.seed,
-        )
-        objective = Objective(
-            self.loss,
-            temperature=training.temperature,
-            dim=self.encoder.dim,
-            normalise=self.encoder.similarity == "cosine",
-            matryoshka=training.matryoshka,
-        )
+        batches = self._batches()
         dev = self._dev_set(batches)
         trainer = RetrievalTrainer(
-            self.encoder, batches, objective, config=config, plan=self.plan, output=output, dev=dev
+            self.encoder, batches, self.objective, config=config, plan=self.plan, output=output, dev=dev
         )
         steps = checkpoints.checkpoint_steps(output) if resume else []
         if steps:
@@ -146,6 +139,20 @@ class DualEncoderJob:
             "held_out": dev.description if dev else None,
         }
         return result, details
+
+    def _batches(self) -> BatchBuilder:
+        data = self.config.data
+        return BatchBuilder(
+            self.examples,
+            self.encoder,
+            negatives=data.negatives,
+            num_negatives=data.num_negatives,
+            share_negatives=data.share_negatives,
+            max_positives=self.config.training.max_positives,
+            graded=data.graded,
+            teacher=self.teacher,
+            seed=self.config.seed,
+        )
 
     # Data ---------------------------------------------------------------------------------------------
 
@@ -317,6 +324,7 @@ def open_encoder(config: TrainConfig) -> DualEncoder:
         pooling=model.pooling,
         normalise=model.normalise,
         dim=model.dim,
+        projection_dim=model.projection_dim,
         prompts=model.prompts.model_dump() if model.prompts else None,
         query_max_length=model.query_max_length,
         doc_max_length=model.doc_max_length,

@@ -7,6 +7,7 @@ equal texts under another id never act as false negatives.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -18,6 +19,8 @@ from torch.utils.data import Dataset, Sampler
 
 from shortlist.errors import ConfigError
 from shortlist.training.examples import Documents, Example, ExampleSet
+
+logger = logging.getLogger(__name__)
 
 Negatives = Literal["in_batch", "all", "given", "bm25"]
 
@@ -78,6 +81,13 @@ class TokenStore:
             return self._tokenise([self.documents.text(int(row)) for row in rows])
         if self._tokens is None:
             self._tokens = self._tokenise(list(self.documents.all_texts()))
+            cut = int((self._tokens.full_lengths > self._tokens.lengths).sum())
+            if cut:
+                logger.warning(
+                    "Training reads the first %s tokens of %d of %d documents (the longest has %d); "
+                    "model.doc_max_length changes that.",
+                    self.encoder.doc_max_length, cut, len(self._tokens), int(self._tokens.full_lengths.max()),
+                )  # fmt: skip
         return self._tokens.take(np.asarray(rows, np.int64))
 
     def features(self, rows: Sequence[int] | np.ndarray) -> dict[str, Tensor]:

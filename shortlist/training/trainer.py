@@ -15,10 +15,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import TrainingArguments
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from shortlist.config import TrainConfig
-from shortlist.errors import ConfigError
+from shortlist.config import TrainConfig, nearest
+from shortlist.errors import ConfigError, MissingExtraError
 from shortlist.files import atomic_directory, write_json
 from shortlist.training import checkpoints
 from shortlist.training.batches import BatchBuilder, EpochSampler, ExampleDataset
@@ -250,6 +251,7 @@ def training_arguments(config: TrainConfig, plan: StepPlan, output: Path, dtype:
         raise ConfigError(
             f"training.lr_scheduler_type is {training.lr_scheduler_type!r}; expected one of {', '.join(SCHEDULES)}."
         )
+    check_trackers(training.report_to)
     options: Mapping[str, Any] = dict(
         output_dir=str(output),
         learning_rate=training.learning_rate,
@@ -286,3 +288,22 @@ def training_arguments(config: TrainConfig, plan: StepPlan, output: Path, dtype:
         return TrainingArguments(**options)
     except ValueError as error:
         raise ConfigError(f"training: transformers refuses a setting: {error}") from None
+
+
+def check_trackers(names: list[str] | str) -> None:
+    """Refuse a tracker that transformers does not know or whose package is not installed.
+
+    Raises:
+        ConfigError: there is no such tracker (the nearest name is given).
+        MissingExtraError: its package is missing.
+    """
+    wanted = [names] if isinstance(names, str) else names
+    installed = get_available_reporting_integrations()
+    for name in wanted:
+        if name not in ("none", *INTEGRATION_TO_CALLBACK):
+            raise ConfigError(
+                f"training.report_to has {name!r}{nearest(name, INTEGRATION_TO_CALLBACK) or '.'} "
+                f"Known: none, {', '.join(sorted(INTEGRATION_TO_CALLBACK))}."
+            )
+        if name != "none" and name not in installed:
+            raise MissingExtraError(f"training.report_to names {name}, whose package is not installed; install it.")

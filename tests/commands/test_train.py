@@ -11,7 +11,14 @@ from safetensors.torch import load_file
 
 from shortlist.commands.train import train
 from shortlist.config import load_config
-from shortlist.errors import ConfigError, DataError, MissingInputError, NonFiniteError, OutputExistsError
+from shortlist.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    MissingInputError,
+    NonFiniteError,
+    OutputExistsError,
+)
 from shortlist.retrieval import DualEncoder
 from shortlist.training import checkpoints
 from shortlist.training.callbacks import read_log
@@ -110,9 +117,22 @@ def test_training_stops_early_and_keeps_best_and_last(settings, tmp_path):
     assert checkpoints.checkpoint_steps(tmp_path / "out") == [2, 6]
 
 
-def test_no_tracker_is_called(settings, tmp_path):
+def test_no_tracker_is_called_unless_named_and_stdout_stays_empty(settings, tmp_path, capsys):
     # user-reports B.61: W&B asks for a key in the middle of a run
-    assert load_config(settings).training.report_to == "none"
+    train(settings, overrides=["training.max_steps=2"], output=tmp_path / "out")
+    assert capsys.readouterr().out == ""
+    assert load_config(tmp_path / "out" / "config.yaml").training.report_to == "none"
+    with pytest.raises(ConfigError, match="did you mean 'wandb'"):
+        train(settings, overrides=["training.report_to=wandbb"], output=tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+    with pytest.raises(MissingExtraError, match="neptune, whose package is not installed"):
+        train(settings, overrides=["training.report_to=[neptune]"], output=tmp_path / "again2")
+
+
+def test_truncated_documents_are_counted(settings, tmp_path, caplog):
+    # user-reports D.94
+    train(settings, overrides=["training.max_steps=1", "model.doc_max_length=5"], output=tmp_path / "out")
+    assert "Training reads the first 5 tokens of" in caplog.text
 
 
 def test_steps_are_stated_and_accumulation_says_what_it_is_not(settings, tmp_path, caplog):
@@ -288,6 +308,7 @@ def test_wrong_input_leaves_the_old_output_alone(settings, tmp_path):
         (["loss=kl_divergence"], "needs lists with scores"),
         (["model.lora={r: 2}"], "LoRA needs a transformer"),
         (["training.lr_scheduler_type=sideways"], "expected one of linear"),
+        (["training.optim=adamm"], "transformers refuses a setting.*adamm"),
         (["training.warmup_steps=2.5"], "training.warmup_steps is 2.5; expected a whole number"),
         (["training.dtype=float16"], "needs a GPU"),
         (["training.matryoshka=[64]"], "matryoshka has 64"),
@@ -298,6 +319,7 @@ def test_settings_that_cannot_work_are_refused_by_key(settings, tmp_path, overri
         pytest.skip("float16 works here")
     with pytest.raises(ConfigError, match=message):
         train(settings, overrides=overrides, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
