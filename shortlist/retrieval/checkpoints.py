@@ -318,13 +318,13 @@ def load_tower(plan: Plan, dtype: torch.dtype, projection_dim: int | None) -> To
         tower.full_dim = tower.dim = projection_dim
     tower.dim = plan.dim or tower.full_dim
     if plan.max_length is None:
-        plan.max_length = _length_limit(backbone.config, tokenizer)
+        plan.max_length = _length_limit(tower)
     return tower
 
 
-def _length_limit(config: Any, tokenizer: Any) -> int:
+def _length_limit(tower: TransformerTower) -> int:
     """Tokens that model and tokenizer take, at most the default: a decoder's own limit can be 131,072."""
-    limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
+    limits = [tower.longest, getattr(tower.tokenizer, "model_max_length", None)]
     return min([DEFAULT_MAX_LENGTH, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 

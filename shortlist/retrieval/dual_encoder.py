@@ -61,9 +61,6 @@ class DualEncoder(nn.Module):
         unknown = set(prompts or {}) - {"query", "document"}
         if unknown:
             raise ConfigError(f"prompts have the key {sorted(unknown)[0]!r}; expected 'query' and 'document'.")
-        for name, length in (("query_max_length", query_max_length), ("doc_max_length", doc_max_length)):
-            if length is not None and length < 1:
-                raise ConfigError(f"{name} is {length}; expected at least 1 token.")
         self.query_tower = query_tower
         self.document_tower = document_tower or query_tower
         if self.query_tower.dim != self.document_tower.dim:
@@ -71,6 +68,8 @@ class DualEncoder(nn.Module):
                 f"the query tower gives {self.query_tower.dim} numbers and the document tower "
                 f"{self.document_tower.dim}; both sides need one dimension: set dim, or a projection."
             )
+        _check_length("query_max_length", query_max_length, self.query_tower)
+        _check_length("doc_max_length", doc_max_length, self.document_tower)
         self.prompts = {"query": "", "document": "", **(prompts or {})}
         self.query_max_length = query_max_length
         self.doc_max_length = doc_max_length
@@ -322,6 +321,13 @@ class DualEncoder(nn.Module):
 
         ids, values = as_texts(texts)
         return encode_texts(self, values, side=side, ids=ids, batch_tokens=batch_tokens, show_progress=show_progress)
+
+
+def _check_length(name: str, length: int | None, tower: Tower) -> None:
+    if length is not None and length < 1:
+        raise ConfigError(f"{name} is {length}; expected at least 1 token.")
+    if length is not None and tower.longest is not None and length > tower.longest:
+        raise ConfigError(f"{name} is {length}, but the model has positions for {tower.longest} tokens.")
 
 
 def as_texts(texts: Texts) -> tuple[list[str] | None, list[str]]:

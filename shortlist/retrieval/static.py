@@ -32,6 +32,7 @@ class StaticTower(nn.Module):
     kind = "static"
     # Nothing is padded, so that order by length saves nothing.
     sort_by_length = False
+    longest: int | None = None
 
     def __init__(self, tokenizer: Tokenizer, embedding: Tensor, *, normalise: bool = True, dim: int | None = None):
         super().__init__()

@@ -99,6 +99,7 @@ class TransformerTower(nn.Module):
         self.lower_case = lower_case
         self.full_dim: int = projections[-1].linear.out_features if projections else _hidden_size(backbone.config)
         self.dim = self.full_dim if dim is None else dim
+        self.longest = _positions(backbone.config)
         # A decoder would keep keys and values for tokens that nobody generates.
         causal = "use_cache" in inspect.signature(_unwrapped(backbone).forward).parameters
         self._forward_options = {"use_cache": False} if causal else {}
@@ -252,6 +253,16 @@ def _to_right_padding(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def _unwrapped(backbone: Any) -> nn.Module:
     """The Hugging Face model inside a peft wrapper."""
     return backbone.get_base_model() if hasattr(backbone, "get_base_model") else backbone
+
+
+def _positions(config: Any) -> int | None:
+    """The longest text in tokens that has a position for each, None where there is no such limit."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    # The RoBERTa family counts positions from the one after the pad token's.
+    offset = config.model_type in ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer")
+    return positions - config.pad_token_id - 1 if offset else positions
 
 
 def _hidden_size(config: Any) -> int:

@@ -163,6 +163,8 @@ def test_wrong_types_are_named(bert_folder):
 def test_unknown_options_are_refused(bert_folder):
     with pytest.raises(ConfigError, match="pooling 'max' is unknown"):
         DualEncoder.from_pretrained(bert_folder, pooling="max")
+    with pytest.raises(ConfigError, match="doc_max_length is 65, but the model has positions for 64 tokens"):
+        DualEncoder.from_pretrained(bert_folder, doc_max_length=65)
     with pytest.raises(ConfigError, match="dtype 'int8' is unknown"):
         DualEncoder.from_pretrained(bert_folder, dtype="int8")
     with pytest.raises(ConfigError, match="'passage'"):
@@ -179,3 +181,22 @@ def test_tokens_pack_truncate_and_pad():
     assert ids.tolist() == [[1, 2, 3], [9, 9, 9], [4, 9, 9]]
     assert mask is not None and mask.sum(1).tolist() == [3, 0, 1]
     assert tokens.take([0, 0]).padded(9)[1] is None
+
+
+def test_positions_that_count_from_the_pad_token(bert_folder, tmp_path, texts):
+    # RoBERTa numbers positions by what is not the pad token: two fewer texts' tokens than the config says.
+    from transformers import AutoTokenizer, RobertaConfig, RobertaModel
+
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=20, pad_token_id=0,
+    )  # fmt: skip
+    RobertaModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert_folder).save_pretrained(tmp_path)
+    encoder = DualEncoder.from_pretrained(tmp_path)
+    assert encoder.doc_max_length == 19
+    together = encoder.encode_documents(texts)
+    assert np.abs(together - np.concatenate([encoder.encode_documents(text) for text in texts])).max() < 1e-5
+    with pytest.raises(ConfigError, match="positions for 19 tokens"):
+        DualEncoder.from_pretrained(tmp_path, query_max_length=20)
