@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,7 +62,7 @@ def open_binary(path: str | Path) -> Iterator[IO[bytes]]:
         else:
             try:
                 raw = stack.enter_context(open(path, "rb", buffering=_BLOCK))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 raise MissingInputError(f"{path} does not exist; check the path.") from None
             except IsADirectoryError:
                 raise MissingInputError(f"{path} is a directory; a file is expected here.") from None
@@ -86,19 +86,46 @@ def read_lines(path: str | Path, *, errors: LineErrors | None = None) -> Iterato
     A byte-order mark at the start and a carriage return before the newline are dropped. Bytes that are not UTF-8 raise
     DataError with file and line, or are counted as a skipped line by `errors`.
     """
-    errors = errors or LineErrors()
     with open_binary(path) as handle:
-        for number, line in enumerate(handle, 1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                errors.handle(_not_utf8(path, number, line, error))
-                continue
-            if number == 1:
-                text = text.removeprefix("\ufeff")
-            if text.endswith("\n"):
-                text = text[:-2] if text.endswith("\r\n") else text[:-1]
-            yield number, text
+        yield from decode_lines(path, handle, errors=errors)
+
+
+def decode_lines(
+    path: str | Path, lines: Iterable[bytes], *, first: int = 1, errors: LineErrors | None = None
+) -> Iterator[tuple[int, str]]:
+    """What `read_lines` yields, of `lines` that stand in the file from line `first` on."""
+    errors = errors or LineErrors()
+    for number, line in enumerate(lines, first):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            errors.handle(_not_utf8(path, number, line, error))
+            continue
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+        if text.endswith("\n"):
+            text = text[:-2] if text.endswith("\r\n") else text[:-1]
+        yield number, text
+
+
+def read_blocks(path: str | Path, *, size: int = 1 << 22) -> Iterator[tuple[int, bytes]]:
+    """Yield (number of its first line, bytes) of blocks of whole lines, for readers that parse many lines at once.
+
+    The byte-order mark and carriage returns before a newline are dropped, and the last line gets its newline.
+    """
+    number, rest = 1, [b""]
+    with open_binary(path) as handle:
+        while data := handle.read(size):
+            if number == 1 and len(rest) == 1:
+                data = data.removeprefix(b"\xef\xbb\xbf")
+            lines, newline, tail = data.rpartition(b"\n")
+            if newline:
+                block = b"".join([*rest, lines, newline]).replace(b"\r\n", b"\n")
+                yield number, block
+                number, rest = number + block.count(b"\n"), [b""]
+            rest.append(tail)
+    if last := b"".join(rest):
+        yield number, (last + b"\n").replace(b"\r\n", b"\n")
 
 
 def read_json_lines(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
-from collections.abc import Iterator, Mapping
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shortlist.data.lines import bare_name, read_lines
+from shortlist.data.lines import bare_name, decode_lines, read_blocks, read_lines
 from shortlist.errors import ConfigError, DataError
 from shortlist.files import atomic_open
 from shortlist.types import Qrels, Run, strictly_decreasing
@@ -18,6 +24,8 @@ from shortlist.types import Qrels, Run, strictly_decreasing
 logger = logging.getLogger(__name__)
 
 _QRELS_SHAPES = "`query iteration document grade` (TREC) or `query document grade` (BEIR)"
+_DOCUMENT = {3: 1, 4: 1, 6: 2}  # columns of a run: which of them is the document
+_NUMBER = re.compile(r"[0-9.eE+-]+")  # float() takes 1_0 and other digits too, which no other reader does
 _RUN_SHAPES = "`query Q0 document rank score tag` (TREC), or MS MARCO's `query document rank` with or without a score"
 
 
@@ -33,7 +41,7 @@ def read_qrels(path: str | Path, *, name: str | None = None) -> Qrels:
     """
     judgements: dict[str, dict[str, int]] = {}
     repeated = width = 0
-    for number, fields in _rows(path):
+    for number, fields in _rows(read_lines(path)):
         if not width:
             if _is_header(fields):
                 continue
@@ -44,12 +52,14 @@ def read_qrels(path: str | Path, *, name: str | None = None) -> Qrels:
                 + (f", and {width} as in the lines before." if width in (3, 4) else ".")
             )
         query, document, grade = fields[0], fields[-2], _grade(fields[-1], path, number)
+        _refuse_empty(path, number, query, document)
         documents = judgements.setdefault(query, {})
         if document in documents:
             if documents[document] != grade:
+                lines = _lines_of(path, query, document, -2)
                 raise DataError(
                     f"{path}: document {document!r} is judged twice for query {query!r}: {documents[document]} in line "
-                    f"{_first_line_of(path, width, query, document, number)} and {grade} in line {number}; keep one."
+                    f"{lines[0] if lines else '?'} and {grade} in line {number}; keep one."
                 )
             repeated += 1
         documents[document] = grade
@@ -87,7 +97,8 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
     """A ranking file as a Run: TREC's six columns, or MS MARCO's `query document rank [score]`.
 
     `path` may be compressed, or `-` for standard input. In the TREC form the rank is ignored and the score decides, as
-    trec_eval does. A third and last column of whole numbers from 1 is a rank (score = −rank); otherwise it is a score.
+    trec_eval does. A third and last column of whole numbers, none twice in a query, is a rank (score = −rank) if it
+    starts at 1, or is 0 to n−1 in each query; otherwise it is a score.
     `name` is by default the tag of the first TREC line, in the other shapes the file's name without suffixes.
 
     Raises:
@@ -95,39 +106,35 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
             query; each with file and line.
         MissingInputError: no such file.
     """
-    scores: dict[str, dict[str, float]] = {}
-    width = 0
-    ranks_only = True
-    for number, fields in _rows(path):
-        if not width:
-            width = len(fields)
-            name = name or (fields[5] if width == 6 else None)
-        if len(fields) != width or width not in (3, 4, 6):
-            raise DataError(
-                f"{path}, line {number}: {len(fields)} columns; expected {_RUN_SHAPES}"
-                + (f", and {width} as in the lines before." if width in (3, 4, 6) else ".")
-                + " Ids and tags cannot hold blanks."
-            )
-        query, document = fields[0], fields[2 if width == 6 else 1]
-        value = fields[4 if width == 6 else width - 1]
-        score = _score(value, path, number)
-        if width == 3 and ranks_only:
-            ranks_only = value.isdecimal() and score >= 1
-        ranked = scores.setdefault(query, {})
-        if document in ranked:
-            first = _first_line_of(path, width, query, document, number)
-            raise DataError(
-                f"{path}: document {document!r} is ranked twice for query {query!r}, in lines {first} and {number}; "
-                "keep one of them."
-            )
-        ranked[document] = score
-    if not scores:
+    rankings: dict[str, tuple[list[str], array[float]]] = {}
+    width, whole = 0, True
+    for number, block in read_blocks(path):
+        part = _even_part(block, width) or _careful_part(path, number, block, width)
+        width, whole = part.width, whole and part.whole
+        name = name or part.tag
+        queries, documents, scores = part.queries, part.documents, part.scores
+        stop = 0
+        for query, group in groupby(queries):
+            start, stop = stop, stop + len(list(group))
+            ids, values = rankings.setdefault(query, ([], array("d")))
+            ids.extend(documents[start:stop])
+            values.frombytes(scores[start:stop].tobytes())
+    if not rankings:
         raise DataError(f"{path} holds no ranking; expected lines of {_RUN_SHAPES}.")
+    sign = -1 if whole and _are_ranks([values for _, values in rankings.values()]) else 1
     run = Run(name=name or _run_name(path))
-    for query in list(scores):
-        ranked = scores.pop(query)
-        values = np.fromiter(ranked.values(), np.float64, len(ranked))
-        run.add(query, list(ranked), -values if width == 3 and ranks_only else values)
+    for query in list(rankings):
+        ids, values = rankings.pop(query)
+        try:
+            run.add(query, ids, sign * np.frombuffer(values))
+        except DataError:
+            document = next(id for id, count in Counter(ids).items() if count > 1)
+            lines = _lines_of(path, query, document, _DOCUMENT[width])
+            raise DataError(
+                f"{path}: document {document!r} is ranked twice for query {query!r}"
+                + (f", in lines {lines[0]} and {lines[1]}" if lines else "")
+                + "; keep one of them."
+            ) from None
     return run
 
 
@@ -169,12 +176,106 @@ def write_run(run: Run | Mapping[str, Any], path: str | Path, *, tag: str | None
         logger.info("%s: %d tied scores were moved to the next smaller float32 to keep the order.", path, nudged)
 
 
-def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+def _rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
     """Fields of each non-blank line: by tabs if that gives three or more, so that BEIR ids may hold a blank."""
-    for number, text in read_lines(path):
+    for number, text in lines:
         fields = text.split("\t") if text.count("\t") >= 2 else text.split()
         if len(fields) > 1 or (fields and fields[0].strip()):
             yield number, [field.strip() for field in fields]
+
+
+class _Part(NamedTuple):
+    """Some lines of a run as columns; `whole`: the scores are digits only, `tag`: that of the first line."""
+
+    width: int
+    tag: str | None
+    whole: bool
+    queries: list[str]
+    documents: list[str]
+    scores: NDArray[np.float64]
+
+
+def _even_part(block: bytes, width: int) -> _Part | None:
+    """A block of a run parsed at once, if every line is as most runs are written; None is for `_careful_part`.
+
+    That is: the same number of fields (`width`, or that of the first line if 0), none empty, one tab or one blank
+    between them, and a finite score.
+    """
+    from pyarrow import csv
+
+    first, _, _ = block.partition(b"\n")
+    blank = b"\t" if b"\t" in first else b" "
+    count = first.count(blank) + 1
+    if count not in _DOCUMENT or width not in (0, count):
+        return None
+    data = np.frombuffer(block, np.uint8)
+    at = np.flatnonzero(data <= 32)  # blanks, line ends and every control character
+    if len(at) % count or (np.diff(at, prepend=-1) < 2).any():
+        return None
+    if (data[at].reshape(-1, count) != np.frombuffer(blank * (count - 1) + b"\n", np.uint8)).any():
+        return None
+    names = ["f0", f"f{_DOCUMENT[count]}", f"f{_score_column(count)}"]
+    try:
+        if not block.isascii() and re.search(r"[^\S \t\n]", block.decode("utf-8")):
+            return None
+        table = csv.read_csv(
+            io.BytesIO(block),
+            csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=len(block) + 1),
+            csv.ParseOptions(delimiter=blank.decode(), quote_char=False),
+            csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, "string")),
+        )
+        queries, documents, values = (table[name].to_numpy() for name in names)
+        scores = table[names[2]].cast("float64").to_numpy()
+    except ValueError:  # bytes that are not UTF-8, or no number
+        return None
+    if len(scores) != len(at) // count or not _finite(scores):
+        return None
+    whole = count == 3 and "".join(values).isdecimal()
+    tag = first.decode().split(blank.decode())[5] if count == 6 else None
+    return _Part(count, tag, whole, queries.tolist(), documents.tolist(), scores)
+
+
+def _careful_part(path: str | Path, number: int, block: bytes, width: int) -> _Part:
+    """The same line by line: whatever else is legal, and a sentence with the line about what is not."""
+    rows, scores = [], []
+    for line, fields in _rows(decode_lines(path, io.BytesIO(block), first=number)):
+        width = width or len(fields)
+        if len(fields) != width or width not in _DOCUMENT:
+            raise DataError(
+                f"{path}, line {line}: {len(fields)} columns; expected {_RUN_SHAPES}"
+                + (f", and {width} as in the lines before." if width in _DOCUMENT else ".")
+                + " Ids and tags cannot hold blanks."
+            )
+        scores.append(_score(fields[_score_column(width)], path, line))
+        _refuse_empty(path, line, fields[0], fields[_DOCUMENT[width]])
+        rows.append(fields)
+    queries, documents, tags = ([row[c] for row in rows] for c in (0, _DOCUMENT.get(width, 0), -1))
+    return _Part(
+        width,
+        tags[0] if tags and width == 6 else None,
+        not rows or (width == 3 and "".join(tags).isdecimal()),
+        queries,
+        documents,
+        np.array(scores, np.float64),
+    )
+
+
+def _are_ranks(lists: list[array[float]]) -> bool:
+    """Whether whole numbers, one array a query, can be ranks: from 1 with gaps, or from 0 without."""
+    if any(len(set(values)) != len(values) for values in lists):
+        return False
+    return all(min(values) >= 1 for values in lists) or all(
+        min(values) == 0 and max(values) == len(values) - 1 for values in lists
+    )
+
+
+def _score_column(width: int) -> int:
+    return 4 if width == 6 else width - 1
+
+
+def _finite(scores: NDArray[np.float64]) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(scores.astype(np.float32)).all())
 
 
 def _is_header(fields: list[str]) -> bool:
@@ -203,24 +304,29 @@ def _score(text: str, path: str | Path, number: int) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise DataError(f"{path}, line {number}: score {text!r} is not a number; expected {_RUN_SHAPES}.") from None
-    if not math.isfinite(value) or abs(value) > 3.4e38:
+        value = None
+    if value is None or (math.isfinite(value) and not _NUMBER.fullmatch(text)):
+        raise DataError(f"{path}, line {number}: score {text!r} is not a number; expected {_RUN_SHAPES}.")
+    if not _finite(np.array(value)):
         raise DataError(
             f"{path}, line {number}: score {text!r} is not a finite float32; find out where it was computed."
         )
     return value
 
 
-def _first_line_of(path: str | Path, width: int, query: str, document: str, last: int) -> int | str:
-    """Line of the first record of a pair, found by reading the file again; '?' for standard input."""
+def _lines_of(path: str | Path, query: str, document: str, column: int) -> list[int]:
+    """Lines of the first two records of a pair, found by reading the file again; none for standard input."""
     if str(path) == "-":
-        return "?"
-    column = {3: 1, 4: 2, 6: 2}[width]
-    for number, fields in _rows(path):
-        columns = (column, 1) if width == 4 else (column,)
-        if number < last and len(fields) == width and fields[0] == query and document in [fields[c] for c in columns]:
-            return number
-    return "?"
+        return []
+    rows = _rows(read_lines(path))
+    return list(islice((number for number, row in rows if row[0] == query and row[column] == document), 2))
+
+
+def _refuse_empty(path: str | Path, number: int, *ids: str) -> None:
+    if not all(ids):
+        raise DataError(
+            f"{path}, line {number}: an empty query or document id between two tabs; every one needs an id."
+        )
 
 
 def _refuse_blanks(id: str, what: str, path: str | Path) -> None:

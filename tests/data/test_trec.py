@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from shortlist.data import read_qrels, read_run, write_qrels, write_run
+from shortlist.data import read_qrels, read_run, trec, write_qrels, write_run
+from shortlist.data.lines import read_blocks
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.types import Qrels, Run
 
@@ -59,6 +60,7 @@ def test_negative_grades_are_kept_and_not_relevant(tmp_path):
         ("q1 0 d1 0.5\n", "line 1: grade '0.5'; expected a whole number"),
         ("q1 0 d1 nan\n", "line 1: grade 'nan'"),
         ("q1 0 d1 yes\n", "line 1: grade 'yes'"),
+        ("q1\t0\t\t1\n", "line 1: an empty query or document id"),
         (b"q1 0 caf\xe9 1\n", "line 1: byte 0xe9"),
         ("q1 0 d1 1\nq2 0 d1 1\nq1 0 d1 0\n", "judged twice for query 'q1': 1 in line 1 and 0 in line 3"),
     ],
@@ -130,6 +132,69 @@ def test_msmarco_runs_of_three_and_four_columns(tmp_path):
 
 def test_third_column_that_is_no_rank_is_a_score(tmp_path):
     assert read_run(write(tmp_path, "1\t20\t2.5\n1\t10\t1\n")).ranking("1")[0] == ["20", "10"]
+
+
+def test_ranks_may_start_at_zero(tmp_path):
+    assert read_run(write(tmp_path, "1\t20\t0\n1\t10\t1\n2\t30\t0\n")).ranking("1")[0] == ["20", "10"]
+    assert read_run(write(tmp_path, "q Q0 a 0 3 t\nq Q0 b 1 2 t\n")).ranking("q")[0] == ["a", "b"]
+
+
+def test_whole_numbers_that_cannot_be_ranks_are_scores(tmp_path):
+    assert read_run(write(tmp_path, "1\t20\t7\n1\t10\t7\n1\t30\t2\n")).ranking("1")[0] == ["20", "10", "30"]
+    assert read_run(write(tmp_path, "1\t20\t5\n1\t10\t0\n")).ranking("1")[0] == ["20", "10"]
+
+
+_LINES = ["q1 Q0 d1 1 3.5 t", "q1 Q0 dé 2 -1e-3 t", "q2\tQ0\td 1\t1\t2\tt", "q1 Q0 d2 3 +.5 t", "  q3 Q0  d1 1 1 t", ""]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("lines", [_LINES, _LINES[:2], _LINES[2:3], ["q\td\t3", "q\te\t1"], ["", "", "q d 1 2.5", ""]])
+def test_blocks_and_lines_give_the_same_run(tmp_path, monkeypatch, lines, end):
+    path = write(tmp_path, "\ufeff" + end.join(lines))
+    runs = [read_run(path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(trec, "_even_part", lambda block, width: None)
+        runs.append(read_run(path))
+    for size in (1, 7, 20):
+        with monkeypatch.context() as patch:
+            patch.setattr(trec, "read_blocks", lambda path, size=size: read_blocks(path, size=size))
+            runs.append(read_run(path))
+    first = runs[0]
+    for run in runs:
+        assert run.name == first.name and list(run) == list(first)
+        assert all(run.ranking(q)[0] == first.ranking(q)[0] for q in run)
+        assert all((run.ranking(q)[1] == first.ranking(q)[1]).all() for q in run)
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("q1 Q0 d1 1 0.5", "line 501: 5 columns; expected .* and 6 as in the lines before"),
+        ("q1 Q0 d1 1 0.5 t x", "line 501: 7 columns"),
+        ("q1 Q0 d1 1 nan t", "line 501: score 'nan' is not a finite"),
+        ("q1 Q0 d1 1 1e39 t", "line 501: score '1e39' is not a finite"),
+        ("q1 Q0 d1 1 1,5 t", "line 501: score '1,5' is not a number"),
+        ("q1 Q0 d1 1 1_5 t", "line 501: score '1_5' is not a number"),
+        ("q1 Q0 d1 1 \u0661 t", "line 501: score '\u0661' is not a number"),
+        ("q1\tQ0\t\t1\t0.5\tt", "line 501: an empty query or document id"),
+        ("q1 Q0 caf\u00a0e 1 0.5 t", "line 501: 7 columns"),
+        (b"q1 Q0 caf\xe9 1 0.5 t", "line 501: byte 0xe9 at position 10"),
+        ("q1 Q0 e250 1 0.5 t", "'e250' is ranked twice for query 'q1', in lines 251 and 501"),
+    ],
+)
+@pytest.mark.parametrize("size", [1000, 1 << 22])
+def test_a_bad_line_among_many_is_named(tmp_path, monkeypatch, line, said, size):
+    monkeypatch.setattr(trec, "read_blocks", lambda path: read_blocks(path, size=size))
+    many = "".join(f"q1 Q0 e{number} 1 {-number} t\n" for number in range(500)).encode()
+    line = line if isinstance(line, bytes) else line.encode()
+    with pytest.raises(DataError, match=said):
+        read_run(write(tmp_path, many + line + b"\n" + many.replace(b"q1", b"q2")))
+
+
+def test_a_document_ranked_twice_on_standard_input_is_refused_without_lines(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": io.BytesIO(b"q\td\t1\nq\td\t2\n")}))
+    with pytest.raises(DataError, match="ranked twice for query 'q'; keep one"):
+        read_run("-")
 
 
 @pytest.mark.parametrize(
