@@ -344,7 +344,8 @@ def open_encoder(config: TrainConfig) -> DualEncoder:
     if config.training.gradient_checkpointing:
         for module in encoder.modules():
             if isinstance(module, transformers.PreTrainedModel):
-                module.gradient_checkpointing_enable()
+                # Renamed within transformers 5; the old name warns and goes in 6.
+                getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()
                 if model.lora is not None:
                     module.enable_input_require_grads()
     return encoder

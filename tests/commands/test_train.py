@@ -410,6 +410,13 @@ def test_two_towers_train_apart(settings, tmp_path, tiny_transformer):
     assert not np.allclose(trained.encode_queries(["moon"]), trained.encode_documents(["moon"]))
 
 
+def test_gradient_checkpointing_changes_no_loss(settings, tmp_path, tiny_transformer, deterministic_threads):
+    overrides = [f"model.path={tiny_transformer}", "training.max_steps=2", "data.dev=none"]
+    train(settings, overrides=overrides, output=tmp_path / "plain")
+    train(settings, overrides=[*overrides, "training.gradient_checkpointing=true"], output=tmp_path / "checkpointed")
+    assert losses(tmp_path / "plain") == pytest.approx(losses(tmp_path / "checkpointed"), rel=1e-5)
+
+
 def test_bfloat16_keeps_float32_weights(settings, tmp_path, tiny_transformer):
     # user-reports B.50: master weights stay float32
     overrides = [f"model.path={tiny_transformer}", "training.dtype=bfloat16", "training.max_steps=2"]
