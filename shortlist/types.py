@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shortlist.errors import DataError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+MAX_GRADE = 2**31 - 1  # the measures of ir-measures keep 32 bits
 Texts = str | Sequence[str] | Mapping[str, str]
 
 
@@ -29,7 +31,11 @@ def rank_order(ids: Sequence[str], scores: ArrayLike) -> NDArray[np.int64]:
     import numpy as np
 
     with np.errstate(over="ignore"):  # an overflow becomes infinite and is named below
-        values = np.asarray(scores, dtype=np.float32)
+        try:
+            values = np.asarray(scores, dtype=np.float32)
+        except (TypeError, ValueError):
+            bad = next((value for value in scores if not isinstance(value, Real)), scores)  # type: ignore[union-attr]
+            raise DataError(f"score {bad!r} is a {type(bad).__name__}; expected one number a document.") from None
     if values.shape != (len(ids),):
         raise DataError(f"{len(ids)} ids but scores of shape {values.shape}; one score a document is expected.")
     finite = np.isfinite(values)
@@ -66,17 +72,24 @@ def strictly_decreasing(scores: ArrayLike) -> tuple[NDArray[np.float32], int]:
     if len(values) < 2 or bool((values[1:] < values[:-1]).all()):
         return values, 0
     nudged = 0
+    lowest = np.finfo(np.float32).min
     for position in range(1, len(values)):
-        if not values[position] < values[position - 1]:
-            values[position] = np.nextafter(values[position - 1], np.float32(-np.inf))
+        if not values[position] < values[position - 1] and values[position - 1] > lowest:
+            values[position] = np.nextafter(values[position - 1], lowest)
             nudged += 1
+    # Many at the lowest float32, as a mask leaves them: there is no room below, so those before move up.
+    for position in range(len(values) - 2, -1, -1):
+        if values[position] > values[position + 1]:
+            break
+        values[position] = np.nextafter(values[position + 1], np.float32(0))
+        nudged += 1
     return values, nudged
 
 
 class Qrels(Mapping[str, Mapping[str, int]]):
     """Judgements: query id → {document id: grade}. Grades are integers; grades below 1 mean not relevant.
 
-    Takes any nested mapping; ids become strings, integral floats become integers. Query order is kept.
+    Takes any nested mapping; integer ids become strings, integral floats become integer grades. Query order is kept.
     """
 
     def __init__(self, judgements: Mapping[Any, Mapping[Any, Any]], *, name: str | None = None):
@@ -88,9 +101,15 @@ class Qrels(Mapping[str, Mapping[str, int]]):
                     f"qrels of query {query!r}: expected a mapping of document id to grade, found "
                     f"{type(documents).__name__}."
                 )
-            self._judgements[str(query)] = {
-                str(document): _grade(grade, query, document) for document, grade in documents.items()
+            name_of = string_id(query, "query")
+            judged = {
+                string_id(document, "document"): _grade(grade, query, document) for document, grade in documents.items()
             }
+            if name_of in self._judgements or len(judged) != len(documents):
+                raise DataError(
+                    f"qrels of query {query!r}: two ids are equal as strings (such as 1 and '1'); keep one."
+                )
+            self._judgements[name_of] = judged
 
     def __getitem__(self, query: str) -> Mapping[str, int]:
         return self._judgements[query]
@@ -126,11 +145,13 @@ class Run(Mapping[str, Mapping[str, float]]):
         self.name = name
         self._rankings: dict[str, tuple[list[str], NDArray[np.float32]]] = {}
         for query, scored in (results or {}).items():
-            if isinstance(scored, Mapping):
-                self.add(str(query), [str(document) for document in scored], list(scored.values()))
-            else:
-                pairs = list(scored)
-                self.add(str(query), [str(document) for document, _ in pairs], [score for _, score in pairs])
+            pairs = list(scored.items() if isinstance(scored, Mapping) else scored)
+            if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+                raise DataError(
+                    f"run, query {query!r}: expected a mapping of document id to score, or (document id, score) pairs."
+                )
+            ids = [string_id(document, "document") for document, _ in pairs]
+            self.add(string_id(query, "query"), ids, [score for _, score in pairs])
 
     def add(self, query: str, ids: Sequence[str], scores: ArrayLike) -> None:
         """Add the list of one query, in any order. Raises DataError for a repeated query or document id."""
@@ -246,16 +267,28 @@ def check_k(k: int) -> int:
     """`k` as given, if it is a whole number of at least 1; ConfigError otherwise."""
     from shortlist.errors import ConfigError
 
-    if isinstance(k, bool) or int(k) != k or k < 1:
+    if isinstance(k, bool) or not isinstance(k, Real) or not math.isfinite(k) or int(k) != k or k < 1:
         raise ConfigError(f"k is {k!r}; expected a whole number of at least 1.")
     return int(k)
+
+
+def string_id(value: Any, what: str) -> str:
+    """A query or document id as a string: integers are ids too, everything else (a float from a data frame) is not."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return str(int(value))
+    raise DataError(f"{what} id {value!r} is a {type(value).__name__}; expected a string or an integer.")
 
 
 def _grade(value: Any, query: Any, document: Any) -> int:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number) or number != int(number):
-        raise DataError(f"grade {value!r} of document {document!r} for query {query!r}; expected a whole number.")
+    if not math.isfinite(number) or number != int(number) or abs(number) > MAX_GRADE:
+        raise DataError(
+            f"grade {str(value)[:40]!r} of document {document!r} for query {query!r}; expected a whole number of at "
+            f"most {MAX_GRADE}."
+        )
     return int(number)

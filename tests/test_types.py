@@ -67,7 +67,32 @@ def test_ids_are_strings_at_the_door():
     assert run["1"] == {"2": 0.5} and qrels["1"] == {"2": 1}
 
 
-@pytest.mark.parametrize("grade", ["x", 1.5, None, float("nan")])
+def test_scores_at_the_lowest_float32_are_told_apart_without_an_infinity():
+    lowest = np.finfo(np.float32).min
+    scores, _ = strictly_decreasing([1.0, lowest, lowest, lowest])
+    assert np.isfinite(scores).all() and (np.diff(scores) < 0).all() and scores[0] == 1
+
+
+@pytest.mark.parametrize("id", [1.0, None, True, b"d"])
+def test_an_id_that_is_no_string_or_integer_is_refused(id):
+    for make in (lambda: Run({"q": {id: 1}}), lambda: Run({id: {"d": 1}}), lambda: Qrels({"q": {id: 1}})):
+        with pytest.raises(DataError, match="expected a string or an integer"):
+            make()
+
+
+@pytest.mark.parametrize("qrels", [{1: {"a": 1}, "1": {"b": 1}}, {"q": {1: 1, "1": 0}}])
+def test_ids_that_become_equal_as_strings_are_refused_not_merged(qrels):
+    with pytest.raises(DataError, match="equal as strings"):
+        Qrels(qrels)
+
+
+@pytest.mark.parametrize("scored", [["a", "b"], {"a": "high"}, {"a": 1 + 2j}, [("a", 1, 2)]])
+def test_scores_of_another_shape_are_refused_by_query(scored):
+    with pytest.raises(DataError, match="query 'q'"):
+        Run({"q": scored})
+
+
+@pytest.mark.parametrize("grade", ["x", 1.5, None, float("nan"), 2**31, 10**400])
 def test_a_grade_that_is_no_whole_number_is_refused(grade):
     with pytest.raises(DataError, match="grade .* of document 'd' for query 'q'"):
         Qrels({"q": {"d": grade}})
@@ -86,7 +111,7 @@ def test_run_top_and_ranking():
         run.top(0)
 
 
-@pytest.mark.parametrize("k", [0, -1, 1.5, True])
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, None, "5", float("nan"), float("inf")])
 def test_k_below_one_is_refused(k):
     # user-reports D.93
     with pytest.raises(ConfigError, match="k is"):

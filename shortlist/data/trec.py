@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shortlist.data.lines import bare_name, decode_lines, read_blocks, read_lines
 from shortlist.errors import ConfigError, DataError
 from shortlist.files import atomic_open
-from shortlist.types import Qrels, Run, strictly_decreasing
+from shortlist.types import MAX_GRADE, Qrels, Run, strictly_decreasing
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ def write_qrels(qrels: Mapping[str, Mapping[str, int]], path: str | Path, *, for
     if format not in ("trec", "beir"):
         raise ConfigError(f"format is {format!r}; expected 'trec' or 'beir'.")
     qrels = qrels if isinstance(qrels, Qrels) else Qrels(qrels)
-    if format == "trec":
-        for query, documents in qrels.items():
-            _refuse_blanks(query, "query", path)
-            for document in documents:
-                _refuse_blanks(document, "document", path)
+    check = _refuse_blanks if format == "trec" else _refuse_tabs
+    for query, documents in qrels.items():
+        check(query, "query", path)
+        for document in documents:
+            check(document, "document", path)
     with atomic_open(path) as handle:
         if format == "beir":
             handle.write("query-id\tcorpus-id\tscore\n")
@@ -289,15 +289,12 @@ def _is_header(fields: list[str]) -> bool:
 
 def _grade(text: str, path: str | Path, number: int) -> int:
     try:
-        return int(text)
+        value = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value != int(value):
-            raise DataError(f"{path}, line {number}: grade {text!r}; expected a whole number.") from None
-        return int(value)
+        value = math.nan
+    if not abs(value) <= MAX_GRADE or value != int(value):
+        raise DataError(f"{path}, line {number}: grade {text[:40]!r}; expected a whole number of at most {MAX_GRADE}.")
+    return int(value)
 
 
 def _score(text: str, path: str | Path, number: int) -> float:
@@ -329,7 +326,24 @@ def _refuse_empty(path: str | Path, number: int, *ids: str) -> None:
         )
 
 
+def _refuse_tabs(id: str, what: str, path: str | Path) -> None:
+    if not id.isprintable() and ("\t" in id or "\n" in id or not _is_text(id)) or not id or id != id.strip():
+        raise DataError(
+            f"{path}: {what} id {id!r} is empty, has a blank at an end, or holds a tab, a line break or half of a "
+            "surrogate pair; it could not be read again, so nothing was written. Rename the ids."
+        )
+
+
+def _is_text(id: str) -> bool:
+    try:
+        return bool(id.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+
+
 def _refuse_blanks(id: str, what: str, path: str | Path) -> None:
+    if not id.isprintable() and not _is_text(id):
+        _refuse_tabs(id, what, path)
     if not id or len(id.split()) != 1 or id != id.strip():
         raise DataError(
             f"{path}: {what} id {id!r} is empty or holds a blank, which separates columns in this format; nothing was "

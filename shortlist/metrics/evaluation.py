@@ -19,7 +19,7 @@ from shortlist.metrics.core import HitTable, Values, core_measure, judged
 from shortlist.metrics.names import PSP, measure_object, parse_measure
 from shortlist.metrics.providers import evaluate_with_providers
 from shortlist.metrics.xc import DEFAULT_PROPENSITY, inverse_propensities, propensity_scored_precision
-from shortlist.types import Qrels, Run
+from shortlist.types import Qrels, Run, string_id
 
 logger = logging.getLogger(__name__)
 
@@ -257,6 +257,8 @@ def _as_run(run: Judgements) -> Run:
 
 def _nested(rows: Iterable[Any], value: str, what: str) -> dict[str, dict[str, Any]]:
     """(query, document, value) rows, or objects with `query_id` and `doc_id`, as nested dictionaries; read once."""
+    if not isinstance(rows, Iterable):
+        raise DataError(f"{what}: expected a mapping of query to documents, or rows; found {type(rows).__name__}.")
     nested: dict[str, dict[str, Any]] = {}
     for row in rows:
         if hasattr(row, "query_id") and hasattr(row, "doc_id") and hasattr(row, value):
@@ -265,8 +267,8 @@ def _nested(rows: Iterable[Any], value: str, what: str) -> dict[str, dict[str, A
             query, document, number = row
         else:
             raise DataError(f"{what}: expected rows of (query, document, {value}), found {row!r}.")
-        documents = nested.setdefault(str(query), {})
-        if str(document) in documents:
+        documents, id = nested.setdefault(string_id(query, "query"), {}), string_id(document, "document")
+        if id in documents:
             raise DataError(f"{what}: document {document!r} appears twice for query {query!r}; keep one of them.")
-        documents[str(document)] = number
+        documents[id] = number
     return nested

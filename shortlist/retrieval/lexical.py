@@ -1,18 +1,20 @@
 """BM25: the lexical first stage, through bm25s, with the same interface as the dense retriever.
 
-Lucene's BM25 with the constants usual for short documents (k1 0.9, b 0.4), Snowball stems and stop words. Queries are plain
-text: no character in them is an operator. A document without any term of the query is not ranked at all (bm25s alone
-would pad the list with zero scores), and ties at the cut are resolved exactly, by the package's one rule.
+Lucene's BM25 with the constants usual for short documents (k1 0.9, b 0.4), Snowball stems and stop words. Queries are
+plain text: no character in them is an operator. A document without any term of the query is not ranked at all (bm25s
+alone would pad the list with zero scores), and ties at the cut are resolved exactly, by the package's one rule.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from shortlist.data import Corpus
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import atomic_directory, write_json
 from shortlist.indexes.ids import IdTable, IdWriter
-from shortlist.types import Run, Texts, check_k, rank_order
+from shortlist.types import Run, Texts, check_k, rank_order, string_id
 
 logger = logging.getLogger(__name__)
 # bm25s sets its own logger to DEBUG at import, which would pass every handler of the application.
@@ -112,8 +114,8 @@ class LexicalRetriever:
             ConfigError: constants out of range, unknown stemmer or stop words.
             DataError: an empty corpus, one without any word, a repeated id.
         """
-        if not k1 >= 0 or not 0 <= b <= 1:
-            raise ConfigError(f"BM25 with k1={k1} and b={b}; expected k1 of at least 0 and b from 0 to 1.")
+        if not (isinstance(k1, Real) and 0 <= k1 < math.inf and isinstance(b, Real) and 0 <= b <= 1):
+            raise ConfigError(f"BM25 with k1={k1!r} and b={b!r}; expected a finite k1 of at least 0 and b from 0 to 1.")
         analyzer = Analyzer(stemmer=stemmer, stopwords=stopwords)
         if not isinstance(corpus, Corpus):
             corpus = Corpus.from_documents(corpus if isinstance(corpus, Mapping) else _with_ids(corpus))
@@ -246,12 +248,17 @@ def named_queries(queries: Texts) -> dict[str, str]:
     """Queries as id → text; a text or a list gets positions from "0" as ids. DataError for what is not text."""
     if isinstance(queries, str):
         queries = [queries]
+    if not isinstance(queries, Iterable):
+        raise DataError(f"queries are a text, a list of texts or a mapping id → text; found {type(queries).__name__}.")
     pairs: Iterable[tuple[Any, Any]] = queries.items() if isinstance(queries, Mapping) else enumerate(queries)
     named: dict[str, str] = {}
     for query, text in pairs:
         if not isinstance(text, str):
             raise DataError(f"query {query!r} is a {type(text).__name__}; expected its text as a string.")
-        named[str(query)] = text
+        id = string_id(query, "query")
+        if id in named:
+            raise DataError(f"query id {id!r} is there twice, as a string and as an integer; keep one.")
+        named[id] = text
     return named
 
 
@@ -307,5 +314,7 @@ def _best(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
 def _with_ids(documents: Iterable[Any]) -> Iterator[Any]:
     if isinstance(documents, (str, bytes)):
         raise DataError("a corpus is a list of documents, not one string; wrap it in a list.")
+    if not isinstance(documents, Iterable):
+        raise DataError(f"a corpus is a Corpus, a mapping or a list of documents, not a {type(documents).__name__}.")
     for position, document in enumerate(documents):
         yield (str(position), document) if isinstance(document, str) else document

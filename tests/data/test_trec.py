@@ -60,6 +60,8 @@ def test_negative_grades_are_kept_and_not_relevant(tmp_path):
         ("q1 0 d1 0.5\n", "line 1: grade '0.5'; expected a whole number"),
         ("q1 0 d1 nan\n", "line 1: grade 'nan'"),
         ("q1 0 d1 yes\n", "line 1: grade 'yes'"),
+        ("q1 0 d1 1_0\n", "line 1: grade '1_0'"),
+        ("q1 0 d1 99999999999999999999\n", "line 1: grade '9+'; expected a whole number of at most"),
         ("q1\t0\t\t1\n", "line 1: an empty query or document id"),
         (b"q1 0 caf\xe9 1\n", "line 1: byte 0xe9"),
         ("q1 0 d1 1\nq2 0 d1 1\nq1 0 d1 0\n", "judged twice for query 'q1': 1 in line 1 and 0 in line 3"),
@@ -265,6 +267,21 @@ def test_ids_with_a_blank_are_refused_by_the_writer_and_the_old_file_stays(tmp_p
     with pytest.raises(DataError, match=said):
         write_run(run, path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("id", ["", " d", "d\t1", "d\n1", "d\ud83d"])
+def test_ids_that_tab_separated_qrels_cannot_carry_are_refused(tmp_path, id):
+    with pytest.raises(DataError, match="nothing was written"):
+        write_qrels({"q": {id: 1}}, tmp_path / "q.tsv", format="beir")
+    with pytest.raises(DataError, match="nothing was written"):
+        write_run({"q": {id: 1}}, tmp_path / "q.run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_masked_scores_are_written_and_read_again(tmp_path):
+    run = Run({"q": dict.fromkeys("abc", float(np.finfo(np.float32).min))})
+    write_run(run, tmp_path / "x.run")
+    assert read_run(tmp_path / "x.run").ranking("q")[0] == ["c", "b", "a"]
 
 
 @pytest.mark.parametrize("tag", ["two words", "", " x"])

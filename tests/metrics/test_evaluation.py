@@ -145,6 +145,12 @@ def test_a_document_ranked_twice_is_refused():
         evaluate({"q": {"a": 1}}, {"q": [("a", 2.0), ("a", 1.0)]})
 
 
+@pytest.mark.parametrize("qrels, run", [(None, {"q": {"d": 1}}), ({"q": {"d": 1}}, None), ({"q": {"d": 1}}, 5)])
+def test_what_is_no_mapping_and_no_rows_is_refused(qrels, run):
+    with pytest.raises(DataError, match="expected a mapping"):
+        evaluate(qrels, run)
+
+
 def test_integer_ids_are_strings_at_the_door():
     # user-reports A.17, J: TypeError in ir-measures, low-level error in ranx
     assert evaluate({1: {10: 1}}, {1: {10: 0.5, 11: 0.7}}, ["RR"]).mean == {"RR": 0.5}

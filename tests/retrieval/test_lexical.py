@@ -148,6 +148,8 @@ def test_bad_corpora_are_refused():
         LexicalRetriever.build({})
     with pytest.raises(DataError, match="one string"):
         LexicalRetriever.build("just a text")
+    with pytest.raises(DataError, match="NoneType"):
+        LexicalRetriever.build(None)
     with pytest.raises(DataError, match="'a'"):
         LexicalRetriever.build([("a", "x1"), ("a", "x2")])
 
@@ -156,10 +158,21 @@ def test_bad_queries_are_refused(retriever):
     # user-reports F.142: validate types at the boundary
     with pytest.raises(DataError, match="'q'"):
         retriever.search({"q": None}, 3)
+    with pytest.raises(DataError, match="NoneType"):
+        retriever.search(None, 3)
+    with pytest.raises(DataError, match="'1' is there twice"):
+        retriever.search({1: "a", "1": "b"}, 3)
 
 
 def test_settings_are_checked():
-    for options in ({"k1": -1}, {"b": 1.5}, {"k1": math.nan}, {"stemmer": "klingon"}, {"stopwords": "klingon"}):
+    for options in (
+        {"k1": -1},
+        {"b": 1.5},
+        {"k1": math.nan},
+        {"k1": "x"},
+        {"stemmer": "klingon"},
+        {"stopwords": "klingon"},
+    ):
         with pytest.raises(ConfigError):
             LexicalRetriever.build({"a": "text"}, **options)
 
