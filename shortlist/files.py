@@ -14,19 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from shortlist.errors import OutputExistsError
+from shortlist.errors import OutputExistsError, ShortlistError
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is flushed to disk and renamed over `path`.
 
-    On any error the temporary file is removed and `path` keeps its old content.
+    On any error the temporary file is removed and `path` keeps its old content. A link is followed, and what is no file
+    (a pipe, /dev/stdout) is written directly, never replaced.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    refuse_directory(target)
+    if target.exists() and not target.is_file():
+        yield target
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     # The suffixes stay at the end: writers choose compression and numpy its `.npy` by them.
-    temporary = target.with_name(f".{os.getpid()}.tmp.{target.name}")
+    tail = target.name if len(os.fsencode(target.name)) < 200 else target.name[-40:]
+    temporary = target.with_name(f".{os.getpid()}.tmp.{tail}")
     try:
         yield temporary
         with open(temporary, "rb") as handle:
@@ -71,13 +77,13 @@ def atomic_directory(path: str | os.PathLike[str], *, overwrite: bool = False) -
     Raises:
         OutputExistsError: `path` exists and `overwrite` is false.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     refuse_existing(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp.", dir=target.parent))
     try:
         yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
+        os.chmod(temporary, 0o777 & ~umask())
         for file in temporary.rglob("*"):
             if file.is_file():
                 with open(file, "rb") as handle:
@@ -95,11 +101,25 @@ def atomic_directory(path: str | os.PathLike[str], *, overwrite: bool = False) -
 
 
 def refuse_existing(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raise OutputExistsError if `path` exists (an empty directory does not count) and `overwrite` is false."""
+    """Raise OutputExistsError if `path` exists (an empty directory does not count) and `overwrite` is false.
+
+    Called before the work whose result goes to `path`; so it also raises ShortlistError where nothing can be created.
+    """
     target = Path(path)
     empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not empty and not overwrite:
         raise OutputExistsError(f"{target} exists already; choose another output or pass --overwrite.")
+    parents = Path(os.path.realpath(target)).parents
+    folder = next((parent for parent in parents if parent.exists()), target)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        reason = "is not writable" if folder.is_dir() else "is not a directory"
+        raise ShortlistError(f"{target} cannot be written: {folder} {reason}; choose another output.")
+
+
+def refuse_directory(path: str | os.PathLike[str]) -> None:
+    """Raise OutputExistsError if `path`, where a file is to be written, is a directory."""
+    if os.path.isdir(path):
+        raise OutputExistsError(f"{path} is a directory; the output is one file, name it.")
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -111,7 +131,8 @@ def sha256(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The process's file mode mask."""
     value = os.umask(0)
     os.umask(value)
     return value

@@ -1,10 +1,11 @@
 """Atomic writing: the old content or the new, never half."""
 
 import gzip
+import os
 
 import pytest
 
-from shortlist.errors import OutputExistsError
+from shortlist.errors import OutputExistsError, ShortlistError
 from shortlist.files import atomic_directory, atomic_open, atomic_path, refuse_existing, sha256, write_json
 
 
@@ -60,3 +61,49 @@ def test_suffix_is_kept_for_writers_that_look_at_it(tmp_path):
         assert part.suffix == ".npy"
         part.write_bytes(b"x")
     assert (tmp_path / "v.npy").exists()
+
+
+def test_a_pipe_is_written_to_and_never_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_open(pipe) as handle:
+        handle.write("text")
+    assert os.read(reader, 10) == b"text" and pipe.is_fifo()
+    os.close(reader)
+
+
+def test_links_are_followed(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    for name in ("file", "folder", "new"):
+        (tmp_path / f"to_{name}").symlink_to(name)
+    for name in ("file", "new"):
+        with atomic_open(tmp_path / f"to_{name}") as handle:
+            handle.write("text")
+        assert (tmp_path / name).read_text() == "text" and (tmp_path / f"to_{name}").is_symlink()
+    for _ in range(2):
+        with atomic_directory(tmp_path / "to_folder", overwrite=True) as part:
+            (part / "x").write_text("text")
+    assert (tmp_path / "folder" / "x").exists() and (tmp_path / "to_folder").is_symlink()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_longest_name_can_be_written(tmp_path):
+    with atomic_open(tmp_path / ("é" * 125 + ".gz")) as handle:
+        handle.write("text")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_is_not_written_over_a_directory(tmp_path):
+    with pytest.raises(OutputExistsError, match="is a directory"), atomic_path(tmp_path):
+        pass
+
+
+def test_a_place_where_nothing_can_be_created_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(ShortlistError, match="file is not a directory"):
+        refuse_existing(tmp_path / "file" / "out.run")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ShortlistError, match="is not writable"):
+        refuse_existing(tmp_path / "a" / "b" / "out.run")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shortlist.errors import ConfigError, DataError, MissingInputError
-from shortlist.files import atomic_open, refuse_existing
+from shortlist.files import atomic_open, refuse_directory, refuse_existing
 from shortlist.metrics import Evaluation, evaluate, is_measure, looks_like_measure, parse_measure
 from shortlist.metrics.evaluation import DEFAULT_MEASURES, format_count, resolve_measures
 from shortlist.metrics.names import PSP
@@ -56,6 +56,7 @@ def evaluate_files(
     """
     measures, files = _sort_arguments(arguments)
     if per_query is not None:
+        refuse_directory(per_query)
         refuse_existing(per_query, overwrite=overwrite)
     options: dict[str, Any] = {"exclude_self": _exclude_self(exclude_self)}
     if data is None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from shortlist.data import Collection, load_collection, read_queries, write_run
 from shortlist.errors import ConfigError, MissingInputError
-from shortlist.files import refuse_existing
+from shortlist.files import refuse_directory, refuse_existing
 from shortlist.types import Ranked, Run, Texts, check_k
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ def search(
     check_k(top_k)
     _check_options(index, model, data, bm25, split, query, queries, output, tag, format)
     if output is not None:
-        refuse_existing(Path(output), overwrite=overwrite)
+        refuse_directory(output)
+        refuse_existing(output, overwrite=overwrite)
     collection = load_collection(data) if data is not None else None
     own = _exclude_self(exclude_self, collection)
     name = tag or (_stem(Path(output)) if output is not None else "bm25" if bm25 else "dense")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.errors import ShortlistError
+from shortlist.files import umask
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +89,14 @@ def cached_directory(key: str, build: Callable[[Path], None], *, cache_dir: str 
             return temporary_directory(build)
         try:
             _fill(building, build)
+            os.chmod(building, 0o777 & ~umask())  # one cache may serve several accounts
             return Entry(_take_place(building, target))
-        finally:
+        except _NotOurs:
+            logger.warning("%s can be neither read nor replaced (another account's?); using a temporary copy.", target)
+            return Entry(building, owned=True)
+        except BaseException:
             shutil.rmtree(building, ignore_errors=True)
+            raise
 
 
 def temporary_directory(build: Callable[[Path], None]) -> Entry:
@@ -134,17 +140,21 @@ def _fill(path: Path, build: Callable[[Path], None]) -> None:
 
 
 def _take_place(building: Path, target: Path) -> Path:
-    for _ in range(2):
+    for _ in range(3):
         try:
             os.rename(building, target)
             return target
         except OSError:
             if is_complete(target):  # another process was first; its content is the same
+                shutil.rmtree(building, ignore_errors=True)
                 return target
             # The old entry is damaged (a file cut short): set it aside.
             shutil.rmtree(target, ignore_errors=True)
-    os.rename(building, target)
-    return target
+    raise _NotOurs(target)
+
+
+class _NotOurs(Exception):
+    """An entry that can neither be read nor replaced."""
 
 
 @contextlib.contextmanager

@@ -66,8 +66,9 @@ def open_binary(path: str | Path) -> Iterator[IO[bytes]]:
                 raise MissingInputError(f"{path} does not exist; check the path.") from None
             except IsADirectoryError:
                 raise MissingInputError(f"{path} is a directory; a file is expected here.") from None
-            except PermissionError:
-                raise MissingInputError(f"{path} cannot be read: permission denied.") from None
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise MissingInputError(f"{path} cannot be read: {reason}.") from None
         head = raw.peek(4)[:4]
         stream: Any = raw
         if head.startswith(_GZIP):

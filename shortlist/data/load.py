@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
 import re
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def load_collection(
     if text.startswith("irds:"):
         return _with_registry(irds.read(text.removeprefix("irds:"), options), text)
     path = Path(path_or_name).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
         if text in EMBEDDED:
             path = Path(str(importlib.resources.files("shortlist") / "assets" / text))
         elif irds.knows(text):

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 
@@ -132,3 +133,23 @@ def test_checksums_are_of_the_source_files_and_remembered(toy_beir, toy, tmp_pat
     assert set(sums) == {"corpus.jsonl", "queries.jsonl", *expected}
     monkeypatch.setattr("shortlist.files.sha256", lambda path: pytest.fail("read again"))
     assert toy.checksums() == sums
+
+
+def test_an_entry_has_the_permissions_of_any_new_folder(tmp_path):
+    entry = cached_directory("key", lambda path: (path / "x").touch() or None, cache_dir=tmp_path)
+    (tmp_path / "other").mkdir()
+    assert entry.path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_an_entry_that_can_neither_be_read_nor_replaced_is_left_and_a_copy_used(tmp_path, monkeypatch, caplog):
+    (tmp_path / "key").mkdir()
+    (tmp_path / "key" / "x").write_text("theirs")
+    remove = shutil.rmtree
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda path, **options: None if path == tmp_path / "key" else remove(path, **options)
+    )
+    entry = cached_directory("key", lambda path: (path / "x").write_text("ours") and None, cache_dir=tmp_path)
+    assert (entry.path / "x").read_text() == "ours" and "temporary copy" in caplog.text
+    path = entry.path
+    del entry
+    assert not path.exists() and (tmp_path / "key" / "x").read_text() == "theirs"
