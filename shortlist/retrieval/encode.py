@@ -166,6 +166,7 @@ def encode_shards(
             first, stop = store.span(number)
             if target is None:
                 counts = EncodingCounts()
+                store.clear(number)
                 file = store.vectors_file(number)
                 temporary = file.with_name(f".{os.getpid()}.tmp.{file.name}")
                 target = np.lib.format.open_memmap(temporary, "w+", np.float32, (stop - first, store.dim))

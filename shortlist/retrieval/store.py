@@ -150,6 +150,12 @@ class VectorStore:
             raise DataError(f"{file} holds {len(ids)} ids; expected {stop - start}: delete it and run `encode` again.")
         return ids
 
+    def clear(self, number: int) -> None:
+        """Delete what a killed process left of shard `number` under temporary names."""
+        for file in (self.vectors_file(number), self.ids_file(number)):
+            for left in self.path.glob(f".*.tmp.{file.name}"):
+                left.unlink(missing_ok=True)
+
     def write_ids(self, number: int, ids: Sequence[str]) -> None:
         """Write the ids of shard `number`, atomically."""
         with atomic_open(self.ids_file(number)) as handle:
