@@ -259,15 +259,21 @@ class DualEncoderJob:
         if dev is not None:
             name = f"{self.collection.name} ({self.collection.corpus.fingerprint[:12]}), {dev.description}"
             table = {name: measures} | ({f"{name}, before training": untrained} if untrained else {})
-        positives = sum(len(example.positives) for example in self.examples)
+        judged = [example for example in self.examples if not example.query_id.startswith("title:")]
+        positives = sum(len(example.positives) for example in judged)
         options = ", ".join(f"{key}={value}" for key, value in self.config.loss.options.items())
         staged = output / ".model"
         shutil.rmtree(staged, ignore_errors=True)
         self.encoder.save_pretrained(
             staged,
             data={
-                f"{self.collection.name}, split {self.config.data.split}": f"{len(self.examples):,} queries",
+                f"{self.collection.name}, split {self.config.data.split}": f"{len(judged):,} queries",
                 "positives": f"{positives:,}",
+                **(
+                    {"titles as queries": f"{len(self.examples) - len(judged):,}"}
+                    if self.config.data.title_queries
+                    else {}
+                ),
                 "documents": f"{len(self.documents):,}",
                 "negatives": self.config.data.negatives,
             },
