@@ -38,6 +38,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, target)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # a full disk names no file; the user knows no temporary one
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """Atomic writing: the old content or the new, never half."""
 
+import errno
 import gzip
 import os
 
@@ -93,6 +94,12 @@ def test_the_longest_name_can_be_written(tmp_path):
     with atomic_open(tmp_path / ("é" * 125 + ".gz")) as handle:
         handle.write("text")
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_error_of_the_disk_names_the_output(tmp_path):
+    with pytest.raises(OSError) as info, atomic_open(tmp_path / "out.run"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert info.value.filename == str(tmp_path / "out.run") and not list(tmp_path.iterdir())
 
 
 def test_a_file_is_not_written_over_a_directory(tmp_path):
