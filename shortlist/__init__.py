@@ -1,11 +1,11 @@
-"""Neural retrieval and ranking: train, index, search, rerank, evaluate.
+"""Neural retrieval and ranking: train, index, search, evaluate.
 
 The public names below load on first use, so that `import shortlist` stays fast.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shortlist._lazy import lazy_names
 from shortlist._version import __version__
 
 if TYPE_CHECKING:
@@ -22,29 +22,24 @@ if TYPE_CHECKING:
     from shortlist.types import Ranked as Ranked
     from shortlist.types import Run as Run
 
-_MODULES = {
-    "Collection": "shortlist.data",
-    "load_collection": "shortlist.data",
-    "ExactIndex": "shortlist.indexes",
-    "FaissIndex": "shortlist.indexes",
-    "open_index": "shortlist.indexes",
-    "evaluate": "shortlist.metrics",
-    "DualEncoder": "shortlist.retrieval",
-    "LexicalRetriever": "shortlist.retrieval",
-    "Retriever": "shortlist.retrieval",
-    "Qrels": "shortlist.types",
-    "Ranked": "shortlist.types",
-    "Run": "shortlist.types",
-}
-__all__ = ["__version__", *_MODULES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'shortlist' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __all__ = lazy_names(
+    "shortlist",
+    {
+        "Collection": "data",
+        "load_collection": "data",
+        "ExactIndex": "indexes",
+        "FaissIndex": "indexes",
+        "open_index": "indexes",
+        "evaluate": "metrics",
+        "DualEncoder": "retrieval",
+        "LexicalRetriever": "retrieval",
+        "Retriever": "retrieval",
+        "Qrels": "types",
+        "Ranked": "types",
+        "Run": "types",
+    },
+)
+__all__ = ["__version__", *__all__]
 
 
 def __dir__() -> list[str]:

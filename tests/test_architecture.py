@@ -13,7 +13,7 @@ import shortlist
 PACKAGE = Path(shortlist.__file__).parent
 # Left to right: a module may import only from its own layer's folder or from layers to its left.
 LAYERS = [
-    {"errors", "_version"},
+    {"errors", "_version", "_lazy"},
     {"types", "files"},
     {"manifest", "config"},
     {"data", "losses", "metrics"},

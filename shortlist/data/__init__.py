@@ -3,8 +3,9 @@
 The names load on first use: reading a run needs neither Arrow nor SciPy.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shortlist._lazy import lazy_names
 
 if TYPE_CHECKING:
     from shortlist.data.beir import read_queries as read_queries
@@ -21,27 +22,21 @@ if TYPE_CHECKING:
     from shortlist.data.trec import write_qrels as write_qrels
     from shortlist.data.trec import write_run as write_run
 
-_MODULES = {
-    "Collection": "collection",
-    "Corpus": "corpus",
-    "Document": "documents",
-    "RankedList": "documents",
-    "load_collection": "load",
-    "read_lists": "lists",
-    "read_qrels": "trec",
-    "read_queries": "beir",
-    "read_run": "trec",
-    "write_beir": "beir",
-    "write_lists": "lists",
-    "write_qrels": "trec",
-    "write_run": "trec",
-}
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'shortlist.data' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(f"shortlist.data.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __all__ = lazy_names(
+    "shortlist.data",
+    {
+        "Collection": "collection",
+        "Corpus": "corpus",
+        "Document": "documents",
+        "RankedList": "documents",
+        "load_collection": "load",
+        "read_lists": "lists",
+        "read_qrels": "trec",
+        "read_queries": "beir",
+        "read_run": "trec",
+        "write_beir": "beir",
+        "write_lists": "lists",
+        "write_qrels": "trec",
+        "write_run": "trec",
+    },
+)

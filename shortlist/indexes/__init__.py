@@ -1,7 +1,8 @@
 """Vector indexes under string ids: exact search with torch, faiss, and their directory. Names load on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shortlist._lazy import lazy_names
 
 if TYPE_CHECKING:
     from shortlist.indexes.base import VectorIndex as VectorIndex
@@ -14,23 +15,17 @@ if TYPE_CHECKING:
     from shortlist.indexes.storage import read_manifest as read_manifest
     from shortlist.indexes.storage import verify as verify
 
-_MODULES = {
-    "VectorIndex": "shortlist.indexes.base",
-    "build_index": "shortlist.indexes.build",
-    "model_record": "shortlist.indexes.build",
-    "ExactIndex": "shortlist.indexes.exact",
-    "FaissIndex": "shortlist.indexes.faiss",
-    "INDEXES": "shortlist.indexes.kinds",
-    "open_index": "shortlist.indexes.kinds",
-    "read_manifest": "shortlist.indexes.storage",
-    "verify": "shortlist.indexes.storage",
-}
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'shortlist.indexes' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __all__ = lazy_names(
+    "shortlist.indexes",
+    {
+        "VectorIndex": "base",
+        "build_index": "build",
+        "model_record": "build",
+        "ExactIndex": "exact",
+        "FaissIndex": "faiss",
+        "INDEXES": "kinds",
+        "open_index": "kinds",
+        "read_manifest": "storage",
+        "verify": "storage",
+    },
+)

@@ -1,7 +1,8 @@
 """Retrieval: dual encoders, the lexical first stage, encoding and search. Names load on first use."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shortlist._lazy import lazy_names
 
 if TYPE_CHECKING:
     from shortlist.retrieval.dual_encoder import DualEncoder as DualEncoder
@@ -10,19 +11,13 @@ if TYPE_CHECKING:
     from shortlist.retrieval.lexical import LexicalRetriever as LexicalRetriever
     from shortlist.retrieval.search import Retriever as Retriever
 
-_MODULES = {
-    "DualEncoder": "shortlist.retrieval.dual_encoder",
-    "VectorStore": "shortlist.retrieval.encode",
-    "encode_corpus": "shortlist.retrieval.encode",
-    "LexicalRetriever": "shortlist.retrieval.lexical",
-    "Retriever": "shortlist.retrieval.search",
-}
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'shortlist.retrieval' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __all__ = lazy_names(
+    "shortlist.retrieval",
+    {
+        "DualEncoder": "dual_encoder",
+        "VectorStore": "encode",
+        "encode_corpus": "encode",
+        "LexicalRetriever": "lexical",
+        "Retriever": "search",
+    },
+)
