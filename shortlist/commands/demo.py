@@ -31,10 +31,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DemoRow:
-    """One system: its measures, queries a second, index size, and the seconds of its steps."""
+    """One system: its measures, queries a second, index size, and the seconds of its steps.
+
+    `unseen` is the first measure over the queries none of whose relevant documents a training query has.
+    """
 
     system: str
     measures: dict[str, float]
+    unseen: float | None
     queries_per_second: float
     index_bytes: int
     train_seconds: float | None
@@ -144,16 +148,25 @@ def _row(
 ) -> DemoRow:
     write_run(run, folder / f"{name}.run.gz")
     result = evaluate(collection.qrels(split), run, MEASURES)
+    unseen = [result.per_query[query][MEASURES[0]] for query in unseen_queries(collection, split)]
     size = sum(file.stat().st_size for file in (folder / f"{name}-index").rglob("*") if file.is_file())
     return DemoRow(
         system=system,
         measures={measure: round(result.mean[measure], 4) for measure in MEASURES},
+        unseen=round(sum(unseen) / len(unseen), 4) if unseen else None,
         queries_per_second=round(len(collection.queries(split)) / search_seconds, 1),
         index_bytes=size,
         train_seconds=None if train_seconds is None else round(train_seconds, 2),
         index_seconds=round(index_seconds, 2),
         search_seconds=round(search_seconds, 2),
     )
+
+
+def unseen_queries(collection: Collection, split: str) -> list[str]:
+    """Queries of `split` none of whose relevant documents is relevant to a query of the train split."""
+    train, qrels = collection.qrels("train"), collection.qrels(split)
+    seen = {document for query in train for document in train.relevant(query)}
+    return [query for query in qrels if seen.isdisjoint(qrels.relevant(query))]
 
 
 def _timed(function: Callable[[], T]) -> tuple[T, float]:
@@ -183,6 +196,14 @@ def _print(rows: list[DemoRow], collection: Collection, split: str, output: Path
     # A pipe has no width; a cut column would lose a figure.
     console.width = max(console.width, 110)
     console.print(table)
+    unseen, total = len(unseen_queries(collection, split)), len(collection.qrels(split))
+    if 0 < unseen < total:
+        figures = ", ".join(f"{row.system} {row.unseen:.4f}" for row in rows)
+        console.print(
+            f"{total - unseen} of the {total} queries have a relevant document that a training query has too. "
+            f"{MEASURES[0]} over the other {unseen}: {figures}.",
+            soft_wrap=True,
+        )
     if output is not None:
         console.print(f"Model, indexes and runs are in {output}.", soft_wrap=True)
     sys.stdout.write(NEXT_STEPS)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from shortlist.commands.demo import demo
+from shortlist import Collection
+from shortlist.commands.demo import demo, unseen_queries
 from shortlist.errors import MissingInputError, OutputExistsError
 
 
@@ -31,6 +32,12 @@ def test_the_demo_prints_one_table_and_the_next_steps(toy_beir, tiny_static, cap
     printed = capsys.readouterr().out
     for word in ("BM25", "encoder, trained", "nDCG@10", "R@100", "index bytes", "shortlist train"):
         assert word in printed
+
+
+def test_queries_whose_documents_were_trained_on_are_told_apart():
+    qrels = {"train": {"t": {"a": 1, "b": 0}}, "test": {"1": {"a": 1, "c": 1}, "2": {"b": 1}, "3": {"a": 0, "d": 2}}}
+    collection = Collection.from_parts(dict.fromkeys("abcd", "text"), dict.fromkeys("t123", "text"), qrels=qrels)
+    assert unseen_queries(collection, "test") == ["2", "3"]
 
 
 def test_a_collection_without_a_train_split_is_refused(toy_beir, tmp_path):
