@@ -55,6 +55,8 @@ NAME = "shortlist/static-en"
 TEACHER = "sentence-transformers/all-MiniLM-L6-v2"
 DIM = 256
 MAX_LENGTH = 256
+# In a mean of words a long text drowns its title, which says most about it: read it three times (as a field weight).
+TEMPLATE = "{title} {title} {title} {text}"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -361,6 +363,7 @@ def write(vectors: np.ndarray, tokenizer: Tokenizer, output: Path, *, sources: d
     settings = {
         "format_version": 1, "kind": "static", "name": NAME, "dim": DIM, "vocabulary": len(kept),
         "normalise": True, "similarity": "cosine", "query_max_length": MAX_LENGTH, "doc_max_length": MAX_LENGTH,
+        "template": TEMPLATE,
         "license": "Apache-2.0", "made_by": "scripts/make_static_en.py",
         "teacher": TEACHER,
         "texts": {name: {"count": count, "licence": SOURCES[name].licence} for name, count in sources.items()},

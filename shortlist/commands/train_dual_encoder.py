@@ -212,7 +212,7 @@ class DualEncoderJob:
         """The examples with BM25's negatives, from the file beside the output if a resumed run has it already."""
         path = output / NEGATIVES_FILE
         if not path.is_file():
-            retriever = LexicalRetriever.build(self.collection.corpus, template=self.encoder.template)
+            retriever = LexicalRetriever.build(self.collection.corpus)
             mine_negatives(path, self.examples, lambda queries, k: retriever.search(queries, k), depth=MINING_DEPTH)
         return with_negatives(self.examples, read_negatives(path, self.documents))
 
