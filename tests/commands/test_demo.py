@@ -13,7 +13,7 @@ from shortlist.errors import MissingInputError, OutputExistsError
 def test_training_lifts_the_embedded_encoder_by_at_least_five_points(tmp_path):
     lexical, untrained, trained = demo(output=tmp_path / "demo")
     assert trained.measures["nDCG@10"] >= untrained.measures["nDCG@10"] + 0.05
-    assert lexical.measures["nDCG@10"] >= 0.67
+    assert lexical.measures["nDCG@10"] >= 0.67 and untrained.measures["nDCG@10"] >= 0.53
 
 
 def test_the_demo_runs_on_other_data_and_keeps_its_outputs(toy_beir, tiny_static, tmp_path, capsys):
