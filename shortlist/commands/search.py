@@ -120,6 +120,8 @@ def _check_options(
         raise ConfigError("--queries names a file and --split a part of --data; pass one of them.")
     if query is not None and not query.strip():
         raise ConfigError("--query is empty; pass the text to search for.")
+    if query is not None and not _is_text(query):
+        raise ConfigError(f"--query {query!r} is not UTF-8 text; check the encoding of the terminal or the script.")
     if query is None and queries is None and data is None:
         raise ConfigError("no queries: pass --query TEXT, --queries FILE, or --data DIR [--split NAME].")
     if query is None and output is None:
@@ -204,6 +206,15 @@ def _encoder_of(index: Path, record: Mapping[str, Any], model: Any, device: str,
             f"the model {name!r} (fingerprint {record.get('fingerprint')}) that built {index} was not found: {error} "
             "Pass --model with where it is."
         ) from None
+
+
+def _is_text(value: str) -> bool:
+    """Whether a command-line value was valid UTF-8: other bytes reach Python as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _rank(searcher: Any, query: str, k: int, collection: Collection | None) -> list[Ranked]:

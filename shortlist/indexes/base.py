@@ -10,6 +10,7 @@ import abc
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,7 +42,8 @@ class VectorIndex(abc.ABC):
     metrics: ClassVar[tuple[str, ...]]
 
     def __init__(self, dim: int, *, metric: str = "ip"):
-        if isinstance(dim, bool) or int(dim) != dim or dim < 1:
+        whole = isinstance(dim, Real) and not isinstance(dim, bool) and 1 <= dim < 2**31 and int(dim) == dim
+        if not whole:
             raise ConfigError(f"dim is {dim!r}; expected the length of a vector, a whole number of at least 1.")
         if metric not in self.metrics:
             raise ConfigError(

@@ -61,6 +61,9 @@ def positive_entries(scores: Tensor, positives: Tensor, valid: Tensor | None) ->
 
 def check_matrices(scores: Tensor, other: Tensor, valid: Tensor | None, *, name: str) -> None:
     """Raise DataError unless scores is a float matrix and the other arguments have its shape."""
+    for label, argument in (("scores", scores), (name, other), ("valid", valid)):
+        if argument is not None and not isinstance(argument, Tensor):
+            raise DataError(f"{label} is {type(argument).__name__}; the losses take torch tensors.")
     if scores.ndim != 2 or not scores.is_floating_point():
         raise DataError(
             f"scores must be a matrix (queries, docs) of floats, got shape {tuple(scores.shape)} of {scores.dtype}."

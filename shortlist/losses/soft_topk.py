@@ -166,7 +166,10 @@ class _SoftTopK(Function):
 def _row_k(k: float | Tensor, scores: Tensor) -> Tensor:
     """Return k as one float64 a row; refuse what is not above zero."""
     dtype = torch.float32 if scores.device.type == "mps" else torch.float64  # that device has no float64
-    values = torch.as_tensor(k, dtype=dtype, device=scores.device)
+    try:
+        values = torch.as_tensor(k, dtype=dtype, device=scores.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"k of soft_top_k must be one number or one value a row, got {k!r:.60}.") from None
     if values.ndim > 1 or (values.ndim == 1 and values.shape[0] != scores.shape[0]):
         raise ConfigError(
             f"k must be one number or one value a row, got shape {tuple(values.shape)} for {scores.shape[0]} rows."

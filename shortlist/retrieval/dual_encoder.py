@@ -337,8 +337,10 @@ def as_texts(texts: Texts) -> tuple[list[str] | None, list[str]]:
         values = [texts]
     elif isinstance(texts, Mapping):
         ids, values = [str(key) for key in texts], list(texts.values())
-    else:
+    elif isinstance(texts, Iterable):
         values = list(texts)
+    else:
+        raise DataError(f"texts is {type(texts).__name__} ({texts!r:.60}); expected a string, a list or a mapping.")
     for position, value in enumerate(values):
         if not isinstance(value, str):
             name = f"text {ids[position]!r}" if ids else f"text number {position}"

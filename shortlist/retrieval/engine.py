@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm.auto import tqdm
 
-from shortlist.errors import ConfigError, NonFiniteError, ShortlistError
+from shortlist.errors import ConfigError, DataError, NonFiniteError, ShortlistError
 from shortlist.retrieval.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -95,7 +95,13 @@ class Forward:
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """Token ids of `texts`, prompt added, truncated."""
-        return self.tower.tokens(self.encoder.with_prompt(list(texts), self.side), max_length=self.max_length)
+        prompted = self.encoder.with_prompt(list(texts), self.side)
+        try:
+            return self.tower.tokens(prompted, max_length=self.max_length)
+        except (TypeError, UnicodeEncodeError):
+            # What a tokenizer says of a str that is not Unicode text.
+            _refuse_surrogates(texts)
+            raise
 
     def vectors(
         self,
@@ -223,6 +229,18 @@ class Forward:
         raise NonFiniteError(
             f"the vector of {self.side} {label} has a NaN or an infinity, {where}({kind} on {self.device}); {cause}."
         )
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    """Raise DataError for the first text that cannot be written as UTF-8."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"the text {text!r:.60} holds half of a surrogate pair (such as \\ud83d alone), which is no character; "
+                "clean it first."
+            ) from None
 
 
 def default_batch_tokens(device: torch.device) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data.documents import Document
-from shortlist.errors import IndexMismatchError
+from shortlist.errors import DataError, IndexMismatchError
 from shortlist.indexes.base import VectorIndex
 from shortlist.retrieval.dual_encoder import DualEncoder, as_texts
 from shortlist.retrieval.encode import encode_stream
@@ -78,6 +78,8 @@ class Retriever:
         Documents come from the corpus, else from the document store of the index, else they are None.
         """
         check_k(k)
+        if not isinstance(query, str):
+            raise DataError(f"query is {type(query).__name__}; rank takes one text, search takes many.")
         (vectors,) = [vectors for _, vectors in self._encoded(["0"], as_texts(query)[1])]
         if not isinstance(self.index, VectorIndex):
             found = self.index.search(vectors, k)[0]

@@ -63,7 +63,11 @@ class WordTokenizer:
             counts = np.fromiter(map(len, words), np.int64, len(words))
             flat = list(chain.from_iterable(words))
             numbers = np.fromiter(map(self._words.__getitem__, flat), np.int64, len(flat))
-            self._learn()
+            try:
+                self._learn()
+            except BaseException:
+                self._clear()  # words with a number but no ids would shift those of every later text
+                raise
             lengths = self._lengths[numbers]
             ids = self._ids[ranges(self._starts[numbers], lengths)]
             ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

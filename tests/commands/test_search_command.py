@@ -169,6 +169,7 @@ def test_an_id_with_a_blank_is_searched_but_not_written_to_a_run(tmp_path, model
         ({"index": "i", "query": "q", "split": "test"}, "leave out --split"),
         ({"index": "i", "queries": "f", "split": "test", "output": "o"}, "one of them"),
         ({"index": "i", "query": " "}, "--query is empty"),
+        ({"index": "i", "query": "caf\udce9"}, "is not UTF-8"),
         ({"index": "i", "query": "q", "top_k": 0}, "k is 0"),
         ({"index": "i", "query": "q", "format": "csv"}, "trec or msmarco"),
         ({"index": "i", "query": "q", "tag": "two words"}, "one word"),

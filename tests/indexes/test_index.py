@@ -152,8 +152,8 @@ def test_text_in_place_of_vectors_is_a_sentence(index):
         index.search("what is north", 1)
 
 
-@pytest.mark.parametrize("dim", [0, -3, 1.5])
-def test_a_dimension_below_one_is_refused(kind, dim):
+@pytest.mark.parametrize("dim", [0, -3, 1.5, "4", None, 2**31, float("nan")])
+def test_a_dimension_that_is_no_count_is_refused(kind, dim):
     with pytest.raises(ConfigError, match="dim is"):
         kind(dim)
 

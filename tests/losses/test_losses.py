@@ -149,6 +149,8 @@ def test_wrong_shapes_and_masks_are_refused():
         InfoNCE()(scores[0], torch.ones(3))
     with pytest.raises(DataError, match="int64"):
         InfoNCE()(scores.long(), torch.ones(2, 3))
+    with pytest.raises(DataError, match="positives is list"):
+        InfoNCE()(scores, [[1, 0, 0], [0, 1, 0]])
 
 
 def test_build_by_name_with_options():

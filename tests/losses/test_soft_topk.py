@@ -226,6 +226,8 @@ def test_k_that_is_not_above_zero_is_refused(k):
 def test_wrong_arguments_are_refused_with_what_was_expected():
     with pytest.raises(ConfigError, match="one value a row"):
         soft_top_k(torch.zeros(2, 3), torch.ones(3))
+    with pytest.raises(ConfigError, match="one value a row, got None"):
+        soft_top_k(torch.zeros(2, 3), None)
     with pytest.raises(ConfigError, match="sharpness"):
         soft_top_k(torch.zeros(2, 3), 1, sharpness=0)
     with pytest.raises(ConfigError, match="num_pos"):

@@ -77,6 +77,10 @@ def test_the_own_document_is_left_out_and_the_list_stays_full(retriever):
 def test_a_query_that_is_no_text_is_named(retriever):
     with pytest.raises(DataError, match="'q1'"):
         retriever.search({"q1": None}, 1)
+    with pytest.raises(DataError, match="texts is NoneType"):
+        retriever.search(None, 1)
+    with pytest.raises(DataError, match="query is list; rank takes one text"):
+        retriever.rank(["a", "b"])
 
 
 @pytest.mark.parametrize("results", [1, 7, 1 << 20])

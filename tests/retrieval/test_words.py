@@ -49,6 +49,14 @@ def test_ids_are_those_of_the_tokenizer(tokenizer, texts):
     assert split(by_word(texts[::-1])) == plain(tokenizer, texts[::-1])
 
 
+def test_a_text_that_is_refused_does_not_spoil_the_later_ones(tokenizer):
+    by_word = WordTokenizer(tokenizer)
+    by_word(["one text"])
+    with pytest.raises(TypeError):
+        by_word(["a new \ud800 word"])
+    assert split(by_word(["another text", "a new word"])) == plain(tokenizer, ["another text", "a new word"])
+
+
 def test_the_table_of_words_is_bounded(tokenizer, monkeypatch):
     # user-reports C.65: nothing is kept a text
     monkeypatch.setattr(words, "MAX_WORDS", 50)
