@@ -24,6 +24,8 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 # A whole number of steps, or a fraction of all steps.
 Steps = Annotated[float, Field(gt=0)]
+# The kinds of negatives that take no data.num_negatives.
+SAMPLES_NONE = ("in_batch", "all")
 
 
 class Section(BaseModel):
@@ -151,10 +153,10 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainConfig:
-        if self.data.negatives in ("in_batch", "all") and self.data.num_negatives:
+        if self.data.negatives in SAMPLES_NONE and self.data.num_negatives:
             raise ValueError(
                 f"data.num_negatives is {self.data.num_negatives} but data.negatives is {self.data.negatives!r}, "
-                "which samples none; set data.negatives to bm25 or given."
+                "which samples none; leave data.num_negatives out, or set data.negatives to bm25 or given."
             )
         if self.data.negatives == "all" and not self.data.share_negatives:
             raise ValueError("data.negatives is 'all' but data.share_negatives is false; the two exclude each other.")
@@ -304,7 +306,10 @@ def _load_layers(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any], *, top: bool = True) -> dict[str, Any]:
-    """`upper` over `lower`, section by section; a new loss name drops the other loss's options."""
+    """`upper` over `lower`, section by section.
+
+    A new loss name drops the other loss's options, negatives that sample none drop the number sampled below.
+    """
     merged = dict(lower)
     for key, value in upper.items():
         below = merged.get(key)
@@ -314,6 +319,8 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any], *, top: bool = Tr
             merged[key] = dict(value)
         else:
             merged[key] = _merge(below, value, top=False)
+            if top and key == "data" and value.get("negatives") in SAMPLES_NONE and "num_negatives" not in value:
+                merged[key].pop("num_negatives", None)
     return merged
 
 

@@ -124,6 +124,15 @@ def test_loss_shorthand_and_options(tmp_path):
     assert load_config(path, ["loss.name=soft_top_k", "loss.k=9"]).loss.options == {"k": 9}
 
 
+def test_negatives_that_sample_none_drop_the_number_of_a_lower_layer(tmp_path):
+    path = write(tmp_path / "a.yaml", "base: scifact-dual-encoder\ndata: {negatives: all}")
+    assert load_config(path).data.num_negatives is None
+    assert load_config("scifact-dual-encoder", ["data.negatives=in_batch"]).data.num_negatives is None
+    assert load_config("scifact-dual-encoder", ["data.negatives=given"]).data.num_negatives == 8
+    with pytest.raises(ConfigError, match="leave data.num_negatives out"):
+        load_config(path, ["data.negatives=all", "data.num_negatives=8"])
+
+
 def test_overrides_on_a_resolved_configuration():
     config = build_config({"loss": {"name": "soft_top_k", "k": 5}})
     assert apply_overrides(config, ["loss.k=6", "seed=1"]).loss.options == {"k": 6}
