@@ -8,6 +8,7 @@ import pytest
 
 import shortlist
 from shortlist.cli import main
+from shortlist.config import load_config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -45,6 +46,13 @@ def test_the_python_of_the_guides_runs(page):
     code = "\n".join(blocks(page.read_text(encoding="utf-8"), "python"))
     assert code or "```python" not in page.read_text(encoding="utf-8")
     exec(compile(code, page.name, "exec"), {})
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_the_configurations_of_the_guides_load(page, tmp_path):
+    for number, text in enumerate(blocks(page.read_text(encoding="utf-8"), "yaml")):
+        (tmp_path / f"{number}.yaml").write_text(text, encoding="utf-8")
+        load_config(tmp_path / f"{number}.yaml")
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda page: page.name)
