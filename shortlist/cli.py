@@ -105,7 +105,7 @@ def encode(
     on_error: OnError = "fail",
     overwrite: Overwrite = False,
 ) -> None:
-    """Turn texts into vectors on disk; started again after an interruption, it goes on where it stopped."""
+    """Turn texts into vectors on disk. Started again after an interruption, it goes on where it stopped."""
     from shortlist.commands.encode import encode as run
 
     run(
@@ -161,7 +161,7 @@ def search(
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Search an index (or a collection directly) and write a run, or answer one query."""
+    """Write a run, or answer one query. Searches an index, or a collection directly."""
     from shortlist.commands.search import search as run
 
     run(
@@ -203,7 +203,7 @@ def demo(
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train, index, search and evaluate on the embedded collection, and print what each step gave and took."""
+    """All steps on the embedded collection. Trains, indexes, searches, evaluates; prints what each gave and took."""
     from shortlist.commands.demo import demo as run
 
     run(output=output, data=data, model=model, config=config, as_json=as_json, overwrite=overwrite)
@@ -211,7 +211,7 @@ def demo(
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Print versions, devices, OpenMP runtimes, FAISS usability and free memory; name what needs attention."""
+    """Name what needs attention on this machine. Prints versions, devices, OpenMP runtimes, FAISS usability, memory."""
     from shortlist.commands.doctor import doctor as run
 
     run(as_json=as_json)
@@ -223,7 +223,7 @@ def data_info(
     as_json: AsJson = False,
     on_error: OnError = "fail",
 ) -> None:
-    """Counts, fill rates, lengths, duplicates, and judgements that point nowhere."""
+    """Describe a collection. Counts, fill rates, lengths, duplicates, and judgements that point nowhere."""
     from shortlist.commands.data import info as run
 
     run(path, as_json=as_json, on_error=on_error)
@@ -251,7 +251,7 @@ def data_download(
     root: Annotated[Path, typer.Option("--root", help="Folder for data sets.")] = Path("data"),
     url: Annotated[str | None, typer.Option("--url", help="Another mirror of the same file.")] = None,
 ) -> None:
-    """Fetch a registered data set from its public mirror; resumes, and checks the checksum where one is known."""
+    """Fetch a registered data set. Resumes, and checks the checksum where one is known."""
     from shortlist.commands.data import download as run
 
     run(name, root=root, url=url)
