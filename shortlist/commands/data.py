@@ -93,7 +93,7 @@ def findings(found: dict[str, Any]) -> list[str]:
     sentences = list(found["notes"])
     for noun in ("documents", "queries"):
         part = found[noun]
-        if part["empty"]:
+        if part["empty"] and noun == "queries":  # the notes count the empty documents
             sentences.append(f"{part['empty']:,} {noun} are empty.")
         copies = part["duplicates"]
         if copies["copies"]:

@@ -140,7 +140,7 @@ def test_command_prints_findings_for_people_and_json_for_machines(odd, capsys):
     command.info(odd)
     printed = capsys.readouterr().out
     for sentence in (
-        "2 documents are empty.",
+        "2 documents have neither title nor text and are kept",
         "2 documents repeat the text of another, in 1 groups: d2 = d3 = d4.",
         "train: 1 judged documents are not in the corpus: gone.",
         "train: 1 judged queries are not in the queries file: nobody.",
@@ -149,6 +149,7 @@ def test_command_prints_findings_for_people_and_json_for_machines(odd, capsys):
         "1 queries are judged in no split: q5.",
     ):
         assert sentence in printed
+    assert "documents are empty" not in printed  # one sentence a finding
     assert "words" in printed and "characters" in printed
     command.info(odd, as_json=True)
     assert json.loads(capsys.readouterr().out) == collection_info(load_collection(odd))
