@@ -112,7 +112,9 @@ def refuse_existing(path: str | os.PathLike[str], *, overwrite: bool = False) ->
     target = Path(path)
     empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not empty and not overwrite:
-        raise OutputExistsError(f"{target} exists already; choose another output or pass --overwrite.")
+        raise OutputExistsError(
+            f"{target} exists already; choose another output or overwrite it (--overwrite, in Python overwrite=True)."
+        )
     parents = Path(os.path.realpath(target)).parents
     folder = next((parent for parent in parents if parent.exists()), target)
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):

@@ -101,8 +101,8 @@ def index(
     seconds = time.perf_counter() - started
     size = sum(file.stat().st_size for file in target.iterdir())
     logger.info(
-        "%s holds %s documents in %s bytes; %.1f s, %.0f documents a second",
-        target, f"{count:,}", f"{size:,}", seconds, count / seconds,
+        "%s holds %s documents in %s bytes; %.1f s, %s documents a second",
+        target, f"{count:,}", f"{size:,}", seconds, f"{count / seconds:,.0f}",
     )  # fmt: skip
     return {
         "output": str(target),

@@ -173,7 +173,7 @@ def write_run(run: Run | Mapping[str, Any], path: str | Path, *, tag: str | None
                 for rank, (document, score) in enumerate(zip(ids, values.tolist(), strict=True), 1)
             )
     if nudged:
-        logger.info("%s: %d tied scores were moved to the next smaller float32 to keep the order.", path, nudged)
+        logger.info("%s: tied scores moved to the next smaller float32 to keep the order: %s", path, f"{nudged:,}")
 
 
 def _rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:

@@ -110,7 +110,7 @@ def build_index(
         if provenance is not None:
             write_json(directory / PROVENANCE, provenance)
         write_manifest(directory, {**index.manifest, "count": count})
-    logger.info("indexed %d vectors of %d dimensions in %s (kind %s)", count, dim, path, kind)
+    logger.info("indexed %s vectors of %d dimensions in %s (kind %s)", f"{count:,}", dim, path, kind)
     return count
 
 
