@@ -83,10 +83,10 @@ def load_encoder(
     limits = {"query": plans[0].max_length, "document": plans[-1].max_length}
     encoder = DualEncoder(
         *towers,
-        prompts={**settings.get("prompts", {}), **(prompts or {})},
+        prompts={**(settings.get("prompts") or {}), **(prompts or {})},
         query_max_length=query_max_length or settings.get("query_max_length", limits["query"]),
         doc_max_length=doc_max_length or settings.get("doc_max_length", limits["document"]),
-        template=template or settings.get("template", DEFAULT_TEMPLATE),
+        template=template or settings.get("template") or DEFAULT_TEMPLATE,
         dtype=dtype,
         base_model=settings.get("base_model") or str(path_or_name),
     )
@@ -114,6 +114,16 @@ def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
     return download(str(path_or_name))
 
 
+_SETTINGS: dict[str, tuple[type, str]] = {
+    "prompts": (dict, 'an object, {"query": …, "document": …}'),
+    "query_max_length": (int, "a number of tokens"),
+    "doc_max_length": (int, "a number of tokens"),
+    "dim": (int, "a number of dimensions"),
+    "projections": (list, "a list of dense layers"),
+    "template": (str, 'a text such as "{title} {text}"'),
+}
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """`shortlist.json`, or what the sentence-transformers files say in its place; {} where there is neither."""
     ours = folder / SETTINGS_FILE
@@ -127,6 +137,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
             )
         if settings.get("kind", "dual_encoder") not in ("dual_encoder", "static"):
             raise DataError(f"{ours}: this is a {settings['kind']!r} model; expected a dual encoder.")
+        for key, (kind, expected) in _SETTINGS.items():
+            value = settings.get(key)
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise DataError(f"{ours}: {key} is {value!r:.60}; expected {expected}.")
         return settings
     theirs = folder / "config_sentence_transformers.json"
     if not theirs.exists():
@@ -388,4 +402,6 @@ def _load_static(plan: Plan) -> StaticTower:
             f"{plan.folder}: the tokenizer knows {tokenizer.get_vocab_size()} tokens, but there are "
             f"{len(embedding)} vectors; the two files are not of one model."
         )
+    if tokenizer.truncation:
+        plan.max_length = tokenizer.truncation["max_length"]
     return StaticTower(tokenizer, embedding, normalise=plan.normalise, dim=plan.dim)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from shortlist.files import atomic_directory, write_json
 from shortlist.manifest import library_versions
@@ -101,7 +102,7 @@ def _save_tower(encoder: DualEncoder, tower: Tower, folder: Path) -> list[tuple[
     if isinstance(tower, StaticTower):
         save_file({"embedding.weight": tower.embedding.weight.detach().float().cpu().contiguous()},
                   folder / "model.safetensors")  # fmt: skip
-        tower.tokenizer.save(str(folder / "tokenizer.json"))
+        _truncating(tower.tokenizer, encoder).save(str(folder / "tokenizer.json"))
         chain, dense = [("StaticEmbedding", "")], []
     else:
         _save_transformer(encoder, tower, folder)
@@ -119,6 +120,14 @@ def _save_tower(encoder: DualEncoder, tower: Tower, folder: Path) -> list[tuple[
         write_json(folder / name / "config.json", {"module_input_name": "sentence_embedding"})
         chain.append(("Normalize", name))
     return chain
+
+
+def _truncating(tokenizer: Tokenizer, encoder: DualEncoder) -> Tokenizer:
+    """A copy that cuts texts at the encoder's longer length: other readers know no length of a static model."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    if encoder.query_max_length and encoder.doc_max_length:
+        copy.enable_truncation(max(encoder.query_max_length, encoder.doc_max_length))
+    return copy
 
 
 def _save_transformer(encoder: DualEncoder, tower: TransformerTower, folder: Path) -> None:

@@ -139,6 +139,16 @@ def test_static_round_trip_and_sentence_transformers(static_folder, tmp_path, te
         assert difference(their_model(folder).encode(texts), documents) < 1e-5
 
 
+def test_sentence_transformers_cuts_a_static_model_where_we_do(static_folder, tmp_path, texts):
+    encoder = DualEncoder.from_pretrained(static_folder, query_max_length=3, doc_max_length=3)
+    documents = encoder.encode_documents(texts)
+    assert difference(documents, DualEncoder.from_pretrained(static_folder).encode_documents(texts)) > 0.01
+    folder = encoder.save_pretrained(tmp_path / "cut")
+    assert cosine(documents, their_model(folder).encode(texts)) >= 0.9999
+    (folder / "shortlist.json").unlink()
+    assert DualEncoder.from_pretrained(folder).doc_max_length == 3
+
+
 def test_a_static_checkpoint_of_sentence_transformers_opens(static_folder, tmp_path, texts):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
@@ -230,10 +240,19 @@ def test_a_truncated_file_is_named(bert_folder, static_folder, tmp_path):
             DualEncoder.from_pretrained(target)
 
 
+def test_a_folder_without_its_vocabulary_is_refused(tiny_transformer, tmp_path):
+    DualEncoder.from_pretrained(tiny_transformer).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match="knows only its 5 special tokens: its vocabulary"):
+        DualEncoder.from_pretrained(tmp_path / "model")
+
+
 def test_newer_format_and_other_kinds_are_refused(static_folder, tmp_path):
     for content, message in (
         ({"format_version": 99}, "format version 99.*newer shortlist"),
         ({"format_version": 1, "kind": "cross_encoder"}, "'cross_encoder' model"),
+        ({"prompts": "query: "}, "prompts is 'query: '; expected an object"),
+        ({"doc_max_length": "256"}, "doc_max_length is '256'; expected a number of tokens"),
     ):
         target = tmp_path / str(len(message))
         shutil.copytree(static_folder, target)
