@@ -142,7 +142,9 @@ def main() -> None:
             rows.append({"step": f"the same after {len(moments)} kills", **last})
         expected, found = checksums(root / "whole"), checksums(root / "killed")
         different = [name for name in expected | found if expected.get(name) != found.get(name)]
-        report("million", rows, options.output, documents=options.documents, killed_at_seconds=moments, same_bytes=same)
+        report(
+            "million", rows, options.output, documents=options.documents, killed_at_seconds=moments, different=different
+        )
         if different:
             raise SystemExit("the resumed index differs from the undisturbed one")
 
