@@ -10,9 +10,7 @@ rounds, so that a busy machine disturbs both. Each row also gives the lowest cos
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -25,10 +23,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
+from common import arguments, report
 from sentence_transformers import SentenceTransformer
 
 from shortlist import DualEncoder, load_collection
-from shortlist.manifest import run_manifest
 
 Encode = Callable[[list[str]], np.ndarray]
 
@@ -63,7 +61,7 @@ def race(ours: Encode, theirs: Encode, texts: list[str], rounds: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--texts", type=int, default=512, help="documents for the transformer rows")
     parser.add_argument("--static-texts", type=int, default=5183, help="documents for the static row")
     parser.add_argument("--rounds", type=int, default=3)
@@ -71,42 +69,40 @@ def main() -> None:
     parser.add_argument("--static-model", default="shortlist/static-en")
     parser.add_argument("--data", default="scifact")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file")
-    arguments = parser.parse_args()
-    everything = list(load_collection(arguments.data).corpus.texts())
+    options = parser.parse_args()
+    everything = list(load_collection(options.data).corpus.texts())
     # Spread over the collection: neighbours may be alike in length.
-    texts = everything[:: max(1, len(everything) // arguments.texts)][: arguments.texts]
+    texts = everything[:: max(1, len(everything) // options.texts)][: options.texts]
     rows = {}
 
-    model = arguments.model or teacher()
-    ours = DualEncoder.from_pretrained(model, device=arguments.device)
-    plain = SentenceTransformer(str(model), device=arguments.device)
+    model = options.model or teacher()
+    ours = DualEncoder.from_pretrained(model, device=options.device)
+    plain = SentenceTransformer(str(model), device=options.device)
     auto = str(ours.dtype).removeprefix("torch.")
-    rows[f"ours ({auto}) / their default"] = race(ours.encode_documents, plain.encode, texts, arguments.rounds)
+    rows[f"ours ({auto}) / their default"] = race(ours.encode_documents, plain.encode, texts, options.rounds)
     if ours.dtype != torch.float32:
-        same = SentenceTransformer(str(model), device=arguments.device, model_kwargs={"torch_dtype": ours.dtype})
-        rows[f"both {auto}"] = race(ours.encode_documents, same.encode, texts, arguments.rounds)
-        single = DualEncoder.from_pretrained(model, device=arguments.device, dtype="float32")
-        rows["both float32"] = race(single.encode_documents, plain.encode, texts, arguments.rounds)
+        same = SentenceTransformer(str(model), device=options.device, model_kwargs={"torch_dtype": ours.dtype})
+        rows[f"both {auto}"] = race(ours.encode_documents, same.encode, texts, options.rounds)
+        single = DualEncoder.from_pretrained(model, device=options.device, dtype="float32")
+        rows["both float32"] = race(single.encode_documents, plain.encode, texts, options.rounds)
 
-    static = DualEncoder.from_pretrained(arguments.static_model)
+    static = DualEncoder.from_pretrained(options.static_model)
     with tempfile.TemporaryDirectory() as temporary:
         folder = static.save_pretrained(Path(temporary) / "static")
         theirs = SentenceTransformer(str(folder), device="cpu")
-    some = (everything * (1 + arguments.static_texts // len(everything)))[: arguments.static_texts]
-    rows["static / StaticEmbedding"] = race(static.encode_documents, theirs.encode, some, arguments.rounds)
+    some = (everything * (1 + options.static_texts // len(everything)))[: options.static_texts]
+    rows["static / StaticEmbedding"] = race(static.encode_documents, theirs.encode, some, options.rounds)
     big = lambda batch: theirs.encode(batch, batch_size=4096)  # noqa: E731
-    rows["static / StaticEmbedding, batch 4096"] = race(static.encode_documents, big, some, arguments.rounds)
+    rows["static / StaticEmbedding, batch 4096"] = race(static.encode_documents, big, some, options.rounds)
 
-    print(f"{'documents a second':40s} {'ours':>10s} {'theirs':>10s} {'ratio':>6s} {'cosine':>9s}")
-    for name, row in rows.items():
-        print(
-            f"{name:40s} {row['ours']:10,.1f} {row['sentence_transformers']:10,.1f} {row['ratio']:6.2f} "
-            f"{row['lowest_cosine']:9.6f}"
-        )
-    if arguments.output:
-        result = {"rows": rows, "texts": len(texts), "static_texts": len(some), "threads": torch.get_num_threads()}
-        arguments.output.write_text(json.dumps({**result, **run_manifest()}, indent=2) + "\n")
+    report(
+        "encode",
+        [{"documents/s": name, **row} for name, row in rows.items()],
+        options.output,
+        texts=len(texts),
+        static_texts=len(some),
+        threads=torch.get_num_threads(),
+    )
 
 
 if __name__ == "__main__":
