@@ -31,7 +31,7 @@ SAMPLES_NONE = ("in_batch", "all")
 class Section(BaseModel):
     """Base of every section: unknown keys are refused, values keep their type, nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Prompts(Section):
@@ -148,7 +148,7 @@ class TrainConfig(Section):
     loss: LossConfig = LossConfig()
     training: TrainingConfig = TrainingConfig()
     expected: ExpectedConfig = ExpectedConfig()
-    seed: Annotated[int, Field(ge=0)] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42  # the range numpy takes
     deterministic: bool = False
 
     @model_validator(mode="after")
@@ -177,14 +177,14 @@ def load_config(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Trai
         MissingInputError: no such file.
     """
     path = _locate(str(name_or_path), None)
-    values = _merge(_load_layers(path, ()), parse_overrides(overrides))
+    values = _merge(_load_layers(path, ()), _normalised(parse_overrides(overrides)))
     # Each file was checked by itself: what is wrong now comes from the overrides or from how the layers meet.
     return build_config(values, source=f"{name_or_path} with the overrides" if overrides else str(name_or_path))
 
 
 def apply_overrides(config: TrainConfig, overrides: Iterable[str]) -> TrainConfig:
     """`config` with `section.key=value` strings over it. Raises ConfigError as load_config does."""
-    values = _merge(config.model_dump(), parse_overrides(overrides))
+    values = _merge(config.model_dump(), _normalised(parse_overrides(overrides)))
     return build_config(values, source="the configuration with the overrides")
 
 

@@ -151,3 +151,15 @@ def test_dump_is_plain_yaml_that_keeps_small_numbers():
     text = dump_config(config)
     assert "learning_rate: 1.0e-05" in text or "learning_rate: 1e-05" in text
     assert yaml.safe_load(text)["seed"] == 42
+
+
+@pytest.mark.parametrize(
+    "override", ["training.num_train_epochs=.inf", "training.weight_decay=.inf", "seed=4294967296"]
+)
+def test_numbers_that_no_run_can_use_are_refused(override):
+    with pytest.raises(ConfigError, match=override.partition("=")[0] + ": expected"):
+        load_config("scifact-dual-encoder", [override])
+
+
+def test_an_empty_section_in_an_override_keeps_the_files_settings():
+    assert load_config("scifact-dual-encoder", ["training="]) == load_config("scifact-dual-encoder")

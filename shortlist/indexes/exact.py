@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shortlist.errors import ConfigError
+from shortlist.errors import ConfigError, DataError
 from shortlist.indexes.base import VectorIndex, Vectors
 from shortlist.indexes.storage import ShardWriter, open_shards
 from shortlist.indexes.topk import TopK
@@ -119,6 +119,10 @@ class ExactIndex(VectorIndex):
         self._blocks = list(open_shards(directory, names, self.dim))
         self._used = [len(block) for block in self._blocks]
         self._growing = len(self._blocks)
+        if sum(self._used) != len(self._ids):
+            raise DataError(
+                f"{directory} holds {sum(self._used)} vectors for {len(self._ids)} ids; build the index again."
+            )
 
 
 def _padded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -74,11 +74,23 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{directory} has index format version {version}, this shortlist reads up to {FORMAT_VERSION}; "
             "update shortlist or build the index again."
         )
-    for name, entry in manifest.get("files", {}).items():
+    _check_shape(file, manifest)
+    for name, entry in manifest["files"].items():
         if Path(name).name != name:
             raise DataError(f"{file} names {name!r}; files of an index lie in its own directory: build it again.")
         _check_file(directory / name, entry, checksum=entry["bytes"] <= _CHECKED_AT_OPEN)
     return manifest
+
+
+def _check_shape(file: Path, manifest: dict[str, Any]) -> None:
+    """Refuse a manifest that was edited: every later step relies on these keys and their types."""
+    expected = {"kind": str, "metric": str, "dim": int, "count": int, "model": dict, "files": dict}
+    for key, kind in expected.items():
+        if not isinstance(manifest.get(key, {} if key == "model" else None), kind):
+            raise DataError(f"{file}: {key!r} is {manifest.get(key)!r:.60}; the index is damaged: build it again.")
+    for name, entry in manifest["files"].items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or "sha256" not in entry:
+            raise DataError(f"{file}: {name!r} lacks its bytes and sha256; the index is damaged: build it again.")
 
 
 def verify(path: str | os.PathLike[str]) -> None:

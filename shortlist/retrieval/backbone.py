@@ -69,9 +69,16 @@ def load_backbone(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in `folder`; never from the network."""
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries beneath raise anything, bare Exception included
         raise DataError(f"the tokenizer in {folder} cannot be opened: {error}") from error
+    # Without its vocabulary file transformers makes an empty tokenizer, to which every word is unknown.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise DataError(
+            f"the tokenizer in {folder} knows only its {len(tokenizer)} special tokens: its vocabulary (tokenizer.json "
+            "or vocab.txt) is missing; copy the whole folder."
+        )
+    return tokenizer
 
 
 def load_adapter(backbone: nn.Module, folder: Path) -> nn.Module:

@@ -68,6 +68,10 @@ class DualEncoder(nn.Module):
                 f"the query tower gives {self.query_tower.dim} numbers and the document tower "
                 f"{self.document_tower.dim}; both sides need one dimension: set dim, or a projection."
             )
+        if "{title}" not in template and "{text}" not in template:
+            raise ConfigError(
+                f"template {template!r} has neither {{title}} nor {{text}}: all documents would be alike."
+            )
         _check_length("query_max_length", query_max_length, self.query_tower)
         _check_length("doc_max_length", doc_max_length, self.document_tower)
         self.prompts = {"query": "", "document": "", **(prompts or {})}
@@ -170,7 +174,15 @@ class DualEncoder(nn.Module):
                 r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target_modules,
                 task_type="FEATURE_EXTRACTION",
             )  # fmt: skip
-            tower.backbone = get_peft_model(tower.backbone, config)
+            try:
+                tower.backbone = get_peft_model(tower.backbone, config)
+            except ValueError as error:  # peft's sentence says which target it does not know
+                linear = {name.rpartition(".")[2] for name, part in tower.backbone.named_modules()
+                          if isinstance(part, nn.Linear)}  # fmt: skip
+                raise ConfigError(
+                    f"LoRA with target_modules {target_modules!r}: {error} This model's linear layers are called "
+                    f"{', '.join(sorted(linear))}."
+                ) from None
         return self
 
     # What it is ---------------------------------------------------------------------------------------

@@ -225,9 +225,9 @@ class Forward:
             cause = "float16 overflows above 65,504: use dtype bfloat16 or float32"
         else:
             cause = "look at this layer and at the text"
-        where = f"first in the layer {found[0]} " if found else ""
+        where = f", first in the layer {found[0]}" if found else ""
         raise NonFiniteError(
-            f"the vector of {self.side} {label} has a NaN or an infinity, {where}({kind} on {self.device}); {cause}."
+            f"the vector of {self.side} {label} has a NaN or an infinity{where} ({kind} on {self.device}); {cause}."
         )
 
 

@@ -144,6 +144,11 @@ def test_what_is_not_an_index_is_refused(tmp_path):
     ("kind", "quantum", "kind 'quantum'"),
     ("count", 49, "50 ids, expected 49"),
     ("files", {"../x": {"bytes": 1, "sha256": ""}}, "own directory"),
+    ("files", None, "'files' is None; the index is damaged"),
+    ("files", {"x": 5}, "'x' lacks its bytes"),
+    ("kind", [], "'kind' is"),
+    ("model", "m", "'model' is 'm'"),
+    ("dim", None, "'dim' is None"),
 ])  # fmt: skip
 def test_a_manifest_from_elsewhere_is_refused(saved, key, value, message):
     index, path = saved
@@ -151,6 +156,16 @@ def test_a_manifest_from_elsewhere_is_refused(saved, key, value, message):
     (path / "manifest.json").write_text(json.dumps({**manifest, key: value}))
     with pytest.raises(DataError, match=message):
         open_index(path)
+
+
+def test_fewer_vectors_than_ids_are_refused(tmp_path):
+    index = ExactIndex(4)
+    index.add(IDS, VECTORS)
+    index.save(tmp_path / "index")
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps({**manifest, "files": {}}))
+    with pytest.raises(DataError, match="holds 0 vectors for 50 ids"):
+        open_index(tmp_path / "index")
 
 
 def test_the_other_kind_is_refused_by_open(saved):

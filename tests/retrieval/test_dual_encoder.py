@@ -209,3 +209,13 @@ def test_half_a_surrogate_pair_is_named_and_spoils_nothing(kind, request):
     with pytest.raises(DataError, match=r"'caf\\ud83d' holds half of a surrogate pair"):
         encoder.encode_documents(["tea", "caf\ud83d"])
     assert np.array_equal(encoder.encode_documents(["tea"]), before)
+
+
+def test_a_template_without_a_field_is_refused(bert_folder):
+    with pytest.raises(ConfigError, match="neither {title} nor {text}"):
+        DualEncoder.from_pretrained(bert_folder, template="{titel}")
+
+
+def test_a_lora_target_that_is_not_there_names_those_that_are(bert_folder):
+    with pytest.raises(ConfigError, match=r"'nope'.*linear layers are called dense, key, query, value"):
+        DualEncoder.from_pretrained(bert_folder).add_lora(target_modules=["nope"])
