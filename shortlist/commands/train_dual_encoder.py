@@ -107,6 +107,7 @@ class DualEncoderJob:
         trainer = RetrievalTrainer(
             self.encoder, batches, self.objective, config=config, plan=self.plan, output=output, dev=dev
         )
+        checkpoints.remove_unfinished(output)
         steps = checkpoints.checkpoint_steps(output) if resume else []
         if steps:
             logger.info("Resuming from step %d of %d", steps[-1], self.plan.total_steps)

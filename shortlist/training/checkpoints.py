@@ -41,6 +41,12 @@ def checkpoint_steps(output: str | Path) -> list[int]:
     return [step for step in steps if (checkpoint_path(output, step) / STATE / TRAINER_STATE).is_file()]
 
 
+def remove_unfinished(output: str | Path) -> None:
+    """Delete what a killed run left of a checkpoint it was writing."""
+    for folder in (Path(output) / CHECKPOINTS).glob(".step-*.tmp.*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove_checkpoints(output: str | Path, *, keep: int | None, protected: set[int]) -> None:
     """Delete the oldest checkpoints beyond `keep`, never a protected one (the best, the last)."""
     if keep is None:

@@ -97,3 +97,11 @@ def test_only_whole_checkpoints_count_and_best_and_last_are_kept(tmp_path):
     assert checkpoints.checkpoint_steps(tmp_path / "none") == []
     with pytest.raises(MissingInputError, match="not a checkpoint that can be continued"):
         checkpoints.read_state(tmp_path / "checkpoints" / "step-10" / "state", "logging.json")
+
+
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
+    whole, half = tmp_path / "checkpoints" / "step-4", tmp_path / "checkpoints" / ".step-5.tmp.ab12"
+    for folder in (whole, half):
+        folder.mkdir(parents=True)
+    checkpoints.remove_unfinished(tmp_path)
+    assert whole.is_dir() and not half.exists()
