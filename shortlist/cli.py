@@ -72,7 +72,9 @@ def _common(
 
 @app.command()
 def train(
-    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a packaged configuration.")],
+    config: Annotated[
+        str, typer.Argument(help="A YAML file, or a packaged configuration (an unknown name lists them).")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: training.seed=1.")
     ] = None,

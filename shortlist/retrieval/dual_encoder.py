@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -175,7 +176,10 @@ class DualEncoder(nn.Module):
                 task_type="FEATURE_EXTRACTION",
             )  # fmt: skip
             try:
-                tower.backbone = get_peft_model(tower.backbone, config)
+                with warnings.catch_warnings():
+                    # peft asks transformers for a name that transformers has given up; nothing for a user to do.
+                    warnings.simplefilter("ignore", FutureWarning)
+                    tower.backbone = get_peft_model(tower.backbone, config)
             except ValueError as error:  # peft's sentence says which target it does not know
                 linear = {name.rpartition(".")[2] for name, part in tower.backbone.named_modules()
                           if isinstance(part, nn.Linear)}  # fmt: skip

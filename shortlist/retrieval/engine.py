@@ -70,7 +70,9 @@ class EncodingCounts:
                 line, f"{self.truncated:,}", max_length, f"{self.longest:,}",
             )  # fmt: skip
         else:
-            logger.info("%snone truncated (the longest has %s tokens)", line, f"{self.longest:,}")
+            # A single query that fits is not worth a line.
+            level = logging.INFO if self.texts > 1 else logging.DEBUG
+            logger.log(level, "%snone truncated (the longest has %s tokens)", line, f"{self.longest:,}")
 
 
 class Forward:
