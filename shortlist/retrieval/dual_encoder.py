@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
