@@ -72,9 +72,7 @@ def _common(
 
 @app.command()
 def train(
-    config: Annotated[
-        str, typer.Argument(help="A YAML file, or a packaged name (an unknown one lists them).")
-    ],
+    config: Annotated[str, typer.Argument(help="A YAML file, or a packaged name (an unknown one lists them).")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: training.seed=1.")
     ] = None,
