@@ -67,6 +67,20 @@ def atomic_open(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[An
                     stream.close()
 
 
+def reserve(path: str | os.PathLike[str], *, shown: str | os.PathLike[str]) -> None:
+    """Give a sparse file its blocks now: a full disk is then an OSError here, not a bus error in a mapped write.
+
+    The error names `shown`, the file's final name.
+    """
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            try:
+                os.posix_fallocate(handle.fileno(), 0, size)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(shown)) from None
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON, atomically; non-finite numbers are refused, key order is kept."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

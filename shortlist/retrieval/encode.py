@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from shortlist.errors import ConfigError
+from shortlist.files import reserve
 from shortlist.retrieval.engine import (
     WINDOW,
     EncodingCounts,
@@ -170,6 +171,7 @@ def encode_shards(
                 file = store.vectors_file(number)
                 temporary = file.with_name(f".{os.getpid()}.tmp.{file.name}")
                 target = np.lib.format.open_memmap(temporary, "w+", np.float32, (stop - first, store.dim))
+                reserve(temporary, shown=file)
             counts.add(tokens)
             block = target[start - first : start - first + len(tokens)]
             forward.vectors(tokens, block, ids=corpus.ids[start : start + len(tokens)], done=done)

@@ -1,5 +1,6 @@
 """Encoding to disk: streamed, restartable to the same bytes, by several processes, with failures told."""
 
+import errno
 import json
 import os
 import signal
@@ -103,6 +104,17 @@ def test_killed_and_started_again_gives_the_same_bytes(static_folder, tmp_path):
     assert 3 <= len(list((tmp_path / "cut").glob("vectors-*.npy"))) < 15
     assert start(tmp_path / "cut", "fast").wait() == 0
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_is_an_error_by_name_and_not_a_bus_error(encoder, corpus, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match="No space left") as caught:
+        encode_corpus(encoder, corpus, tmp_path / "v")
+    assert caught.value.filename == str(tmp_path / "v" / "vectors-00000.npy")
+    assert not list((tmp_path / "v").rglob("*.npy"))
 
 
 def test_parts_fill_one_directory(static_folder, toy_beir, tmp_path):
