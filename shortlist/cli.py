@@ -14,6 +14,7 @@ from shortlist._version import __version__
 from shortlist.errors import ShortlistError
 
 STATIC_MODEL = "shortlist/static-en"
+UNHARMED = "nothing was half-written, fix this and run the command again."
 
 app = typer.Typer(
     name="shortlist",
@@ -269,7 +270,12 @@ def main(arguments: list[str] | None = None) -> Any:
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}; nothing was half-written, fix this and run the command again.", 1)
+        _fail(f"{where}{error.strerror or error}; {UNHARMED}", 1)
+    except Exception as error:
+        # Libraries that write files themselves (safetensors, faiss, Arrow) report a full disk in types of their own.
+        if "No space left on device" not in str(error):
+            raise
+        _fail(f"No space left on device; {UNHARMED}", 1)
 
 
 def _fail(message: str, code: int) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -188,10 +189,13 @@ def test_a_full_disk_is_a_sentence(built, monkeypatch, capsys, tmp_path):
 
     from shortlist.commands import search
 
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "new.run"))
-
-    monkeypatch.setattr(search, "write_run", full)
-    code = run("search", "--index", built / "index", "--data", built / "data", "-o", tmp_path / "new.run")
-    message = capsys.readouterr().err
-    assert code == 1 and "No space left on device" in message and "new.run" in message
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "new.run"))
+    inside_a_library = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    for error in (full, inside_a_library):
+        monkeypatch.setattr(search, "write_run", Mock(side_effect=error))
+        code = run("search", "--index", built / "index", "--data", built / "data", "-o", tmp_path / "new.run")
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert code == 1 and message.startswith("error: ") and "No space left on device" in message
+    monkeypatch.setattr(search, "write_run", Mock(side_effect=RuntimeError("a defect")))
+    with pytest.raises(RuntimeError, match="a defect"):
+        run("search", "--index", built / "index", "--data", built / "data", "-o", tmp_path / "new.run")
