@@ -1,9 +1,11 @@
 """The dependency rule and the import costs that docs/architecture.md promises."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,20 @@ def test_every_module_imports():
     # user-reports H.170: imports of undeclared packages
     for relative in modules():
         import_module(".".join(["shortlist", *relative.with_suffix("").parts]).removesuffix(".__init__"))
+
+
+def test_every_import_is_declared():
+    # user-reports H.170: the package installs what it imports; zstandard is asked for in a sentence
+    named_otherwise = {"stemmer": "pystemmer", "faiss": "faiss-cpu", "yaml": "pyyaml"}
+    requirements = requires("shortlist") or []
+    declared = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in requirements}
+    for relative in modules():
+        for node in ast.walk(ast.parse((PACKAGE / relative).read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for root in {name.split(".")[0] for name in names} - sys.stdlib_module_names:
+                distribution = named_otherwise.get(root.lower(), root.lower().replace("_", "-"))
+                assert distribution in declared | {"shortlist", "typing-extensions"}, f"{relative} imports {root}"
 
 
 @pytest.mark.parametrize("statement", ["import shortlist", "import shortlist.cli", "import shortlist.types"])
