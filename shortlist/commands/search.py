@@ -101,9 +101,18 @@ def search(
         "searched %s queries for %d documents each in %.2f s, %.0f queries a second",
         f"{len(run):,}", top_k, seconds, len(run) / max(seconds, 1e-9),
     )  # fmt: skip
+    _log_settings(searcher)
     write_run(run, Path(str(output)), tag=tag, format=format)
     logger.info("wrote %s", output)
     return run
+
+
+def _log_settings(searcher: Searcher) -> None:
+    """What can move a score without being seen in the run: model, prompts, lengths, normalisation, dtype."""
+    encoder = getattr(searcher, "encoder", None)
+    if encoder is not None:
+        settings = ", ".join(f"{name} {value!r}" for name, value in encoder.settings().items())
+        logger.info("encoded with fingerprint %s: %s", encoder.fingerprint, settings)
 
 
 def _check_options(

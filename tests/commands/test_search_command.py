@@ -28,6 +28,15 @@ def test_a_run_is_written_for_the_queries_of_a_split(built, tmp_path, toy, toy_b
     assert all(len(documents) == 7 for documents in written.values())
 
 
+def test_what_can_move_a_score_is_printed_with_every_run(built, tmp_path, toy_beir, caplog):
+    # user-reports E.130
+    caplog.set_level("INFO", logger="shortlist")
+    search(index=built, data=toy_beir, output=tmp_path / "out.run")
+    (line,) = [record.message for record in caplog.records if "encoded with fingerprint" in record.message]
+    for name in ("prompts", "query_max_length", "doc_max_length", "normalise", "dtype"):
+        assert name in line
+
+
 def test_without_an_index_the_collection_is_encoded_on_the_fly(built, tmp_path, toy_beir, model):
     stored = search(index=built, data=toy_beir, top_k=9, output=tmp_path / "a.run")
     direct = search(model=model, data=toy_beir, top_k=9, output=tmp_path / "b.run")
