@@ -16,7 +16,7 @@ PACKAGE = Path(shortlist.__file__).parent
 # Left to right: a module may import only from its own layer's folder or from layers to its left.
 LAYERS = [
     {"errors", "_version", "_lazy"},
-    {"types", "files"},
+    {"types", "files", "devices"},
     {"manifest", "config"},
     {"data", "losses", "metrics"},
     {"indexes", "training"},

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shortlist.errors import ConfigError, DataError
+from shortlist.devices import resolve_device
+from shortlist.errors import DataError
 from shortlist.indexes.base import VectorIndex, Vectors
 from shortlist.indexes.storage import ShardWriter, open_shards
 from shortlist.indexes.topk import TopK
@@ -41,7 +42,7 @@ class ExactIndex(VectorIndex):
 
     def __init__(self, dim: int, *, metric: str = "ip", device: str = "auto"):
         super().__init__(dim, metric=metric)
-        self.device = _device(device)
+        self.device = resolve_device(device)
         self._blocks: list[NDArray[np.float32]] = []  # opened shards, then blocks with room to grow
         self._used: list[int] = []  # rows of each block that hold a vector
         self._growing = 0  # blocks from here on are ours to write to
@@ -163,15 +164,3 @@ def _hits(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     words = np.flatnonzero(mask.reshape(-1).view(np.uint64) != 0)
     inside = np.flatnonzero(mask.reshape(-1, 8)[words])
     return words[inside >> 3] * 8 + (inside & 7)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0]
-        raise ConfigError(f"device {name!r} cannot be used here ({reason}); pass device='cpu' or 'auto'.") from None
-    return device

@@ -1,4 +1,4 @@
-"""Which device and numerical type "auto" means on this machine."""
+"""Which numerical type "auto" means on a device."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ import torch
 from shortlist.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """The torch device for `device`; "auto" is the first GPU if there is one, else Apple's, else the CPU.
-
-    Raises ConfigError for a device that this machine does not have.
-    """
-    if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"device {device!r} is unknown; expected auto, cpu, cuda, cuda:N or mps.") from None
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {device!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices.")
-    return wanted
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:

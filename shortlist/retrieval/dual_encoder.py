@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shortlist.devices import resolve_device
 from shortlist.errors import ConfigError, DataError
-from shortlist.retrieval.device import resolve_device, resolve_dtype
+from shortlist.retrieval.device import resolve_dtype
 from shortlist.retrieval.static import StaticTower
 from shortlist.retrieval.transformer import TransformerTower
 from shortlist.types import Texts

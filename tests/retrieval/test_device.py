@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
+from shortlist.devices import resolve_device
 from shortlist.errors import ConfigError
-from shortlist.retrieval.device import has_fast_bfloat16, resolve_device, resolve_dtype
+from shortlist.retrieval.device import has_fast_bfloat16, resolve_dtype
 
 CPU = torch.device("cpu")
 
