@@ -62,7 +62,14 @@ def test_missing_file_is_missing_input():
         ("training: {batch_size: many}", "training.batch_size: expected integer, found the text 'many'"),
         ("training: {batch_size: 0}", "training.batch_size: expected greater than or equal to 1, found the number 0"),
         ("training: {drop_last: 1}", "training.drop_last: expected boolean, found the number 1"),
-        ("data: {negatives: bm52}", "data.negatives: expected 'in_batch', 'all', 'given' or 'bm25', found the text"),
+        ("data: {negatives: bm52}", "found the text 'bm52'; did you mean 'bm25'?"),
+        ("data: {negatives: sampled}", "sampled needs the number of documents a batch"),
+        ("data: {negatives: all(3)}", "all takes no number"),
+        ("data: {negatives: [in_batch, mined(0)]}", "draws no document"),
+        ("data: {negatives: [mined(2), mined(3)]}", "has 'mined' twice"),
+        ("data: {negatives: [all, sampled(9)]}", "keep 'all' alone"),
+        ("data: {negatives: sampled(9), share_negatives: false}", "exclude each other"),
+        ("data: {negatives: mined(2), num_negatives: 3}", "has no use for it"),
         ("data: {num_negatives: 3}", "data.num_negatives is 3 but data.negatives is 'in_batch'"),
         ("data: {negatives: all, share_negatives: false}", "exclude each other"),
         ("seed: 1\nseed: 2", "key 'seed' is there twice"),
@@ -163,3 +170,11 @@ def test_numbers_that_no_run_can_use_are_refused(override):
 
 def test_an_empty_section_in_an_override_keeps_the_files_settings():
     assert load_config("scifact-dual-encoder", ["training="]) == load_config("scifact-dual-encoder")
+
+
+def test_negatives_may_be_a_mixture_of_sources():
+    config = load_config("scifact-dual-encoder", ["data.negatives=[in_batch, mined(5), sampled(1000)]"])
+    assert [str(source) for source in config.data.sources] == ["in_batch", "mined(5)", "sampled(1000)"]
+    assert config.data.num_negatives is None
+    assert [str(source) for source in load_config("scifact-dual-encoder").data.sources] == ["bm25(8)"]
+    assert load_config("scifact-dual-encoder", ["data.negatives=mined"]).data.sources[0].count == 8
