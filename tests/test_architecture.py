@@ -17,7 +17,7 @@ PACKAGE = Path(shortlist.__file__).parent
 LAYERS = [
     {"errors", "_version", "_lazy"},
     {"types", "files", "devices"},
-    {"manifest", "config"},
+    {"manifest", "settings", "config"},
     {"data", "losses", "metrics"},
     {"indexes", "training"},
     {"retrieval"},

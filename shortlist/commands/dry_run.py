@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 
-from shortlist.config import TrainConfig
 from shortlist.data import load_collection
 from shortlist.errors import ConfigError, MissingInputError
 from shortlist.losses import build_loss
 from shortlist.retrieval.checkpoints import find_folder
 from shortlist.retrieval.dual_encoder import DEFAULT_MODEL
+from shortlist.settings import TrainConfig
 from shortlist.training.estimate import ModelSize, estimate_memory, model_size, pool_size, size, sized, tokens_per_step
 from shortlist.training.evaluation import metric_name
 from shortlist.training.plan import plan_steps

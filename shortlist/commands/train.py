@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from shortlist.config import TrainConfig, apply_overrides, differing_keys, load_config, nearest, write_config
+from shortlist.config import apply_overrides, differing_keys, load_config, write_config
 from shortlist.errors import ConfigError, DataError, MissingInputError, OutputExistsError
 from shortlist.files import refuse_existing, write_json
 from shortlist.manifest import run_manifest
+from shortlist.settings import TrainConfig, nearest
 
 logger = logging.getLogger(__name__)
 

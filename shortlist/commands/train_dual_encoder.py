@@ -17,7 +17,7 @@ import transformers
 from numpy.typing import NDArray
 
 from shortlist.commands.train import TrainResult
-from shortlist.config import TrainConfig, dump_config
+from shortlist.config import dump_config
 from shortlist.data import RankedList, load_collection, read_lists
 from shortlist.data.splits import split_off_dev
 from shortlist.errors import ConfigError, DataError, MissingInputError
@@ -26,6 +26,7 @@ from shortlist.losses import build_loss
 from shortlist.metrics import count_labels
 from shortlist.retrieval import DualEncoder, LexicalRetriever
 from shortlist.retrieval.engine import Forward
+from shortlist.settings import TrainConfig
 from shortlist.training import checkpoints
 from shortlist.training.batches import BatchBuilder
 from shortlist.training.evaluation import DevSet, metric_name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from shortlist.config import TrainConfig
+from shortlist.settings import TrainConfig
 
 FLOAT = 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shortlist.config import TrainingConfig
 from shortlist.errors import ConfigError
+from shortlist.settings import TrainingConfig
 
 
 @dataclass(frozen=True)

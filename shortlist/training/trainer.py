@@ -18,9 +18,9 @@ from transformers import TrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
 
-from shortlist.config import TrainConfig, nearest
 from shortlist.errors import ConfigError, MissingExtraError
 from shortlist.files import atomic_directory, write_json
+from shortlist.settings import TrainConfig, nearest
 from shortlist.training import checkpoints
 from shortlist.training.batches import BatchBuilder, EpochSampler, ExampleDataset
 from shortlist.training.callbacks import LogFile, Progress, Schedule, eval_entries, read_log
