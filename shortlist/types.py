@@ -272,6 +272,12 @@ def check_k(k: int) -> int:
     return int(k)
 
 
+def left_out(query: str, exclude_self: bool, filters: Mapping[str, Iterable[str]] | None) -> set[str]:
+    """The documents that a query's list may not hold: its filtered ones, and its own id where that is asked for."""
+    out = set(filters.get(query, ())) if filters else set()
+    return out | {query} if exclude_self else out
+
+
 def string_id(value: Any, what: str) -> str:
     """A query or document id as a string: integers are ids too, everything else (a float from a data frame) is not."""
     if isinstance(value, str):

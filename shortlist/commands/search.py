@@ -24,7 +24,15 @@ SNIPPET = 160  # characters
 class Searcher(Protocol):
     """What both `Retriever` and `LexicalRetriever` are."""
 
-    def search(self, queries: Texts, k: int = 100, *, exclude_self: bool = False, name: str = ...) -> Run:
+    def search(
+        self,
+        queries: Texts,
+        k: int = 100,
+        *,
+        exclude_self: bool = False,
+        filters: Mapping[str, set[str]] | None = None,
+        name: str = ...,
+    ) -> Run:
         """The run of `queries`."""
         ...
 
@@ -49,6 +57,9 @@ def search(
     overwrite: bool = False,
 ) -> Run | list[Ranked]:
     """Search and write a run to `output`; or, with `query`, print the results of one query.
+
+    Pairs that the filter file of the split forbids (extreme classification) are left out before a list is cut at
+    `top_k`.
 
     What is searched: `index`; or `data` itself, with BM25 (`bm25`) or by encoding it on the fly with `model`.
 
@@ -94,8 +105,11 @@ def search(
             write_run(run, Path(output), tag=tag, format=format)
         _print_json(query, results) if as_json else _print_table(results)
         return results
+    filters = collection.filters(split) if collection is not None and queries is None and collection.splits else None
+    if filters:
+        logger.info("the filter file of the split leaves %s pairs out", f"{sum(map(len, filters.values())):,}")
     started = time.perf_counter()
-    run = searcher.search(texts, top_k, exclude_self=own, name=name)
+    run = searcher.search(texts, top_k, exclude_self=own, filters=filters, name=name)
     seconds = time.perf_counter() - started
     logger.info(
         "searched %s queries for %d documents each in %.2f s, %.0f queries a second",

@@ -13,7 +13,7 @@ import math
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from shortlist.data import Corpus
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import atomic_directory, write_json
 from shortlist.indexes.ids import IdTable, IdWriter
-from shortlist.types import Run, Texts, check_k, rank_order, string_id
+from shortlist.types import Run, Texts, check_k, left_out, rank_order, string_id
 
 logger = logging.getLogger(__name__)
 # bm25s sets its own logger to DEBUG at import, which would pass every handler of the application.
@@ -151,7 +151,15 @@ class LexicalRetriever:
         """Length normalisation."""
         return float(self._scorer.b)
 
-    def search(self, queries: Texts, k: int = 100, *, exclude_self: bool = False, name: str = "bm25") -> Run:
+    def search(
+        self,
+        queries: Texts,
+        k: int = 100,
+        *,
+        exclude_self: bool = False,
+        filters: Mapping[str, Collection[str]] | None = None,
+        name: str = "bm25",
+    ) -> Run:
         """The `k` best documents of each query, in input order; fewer where fewer hold a term of the query.
 
         A query without a known term (empty, stop words only) gets an empty list, and those are counted in one warning.
@@ -160,6 +168,7 @@ class LexicalRetriever:
             queries: mapping id → text; or a text or list of texts, whose ids are then "0", "1", ….
             k: documents a query, at least 1; more than the corpus holds gives fewer.
             exclude_self: leave out the document with the query's own id.
+            filters: query id → document ids to leave out, replaced by the next best.
             name: name of the run.
         """
         check_k(k)
@@ -172,10 +181,11 @@ class LexicalRetriever:
                 run.add(query, [], np.zeros(0, np.float32))
                 continue
             scores = self._scorer.get_scores_from_ids(terms)
-            # One more than k, since the query's own document may be among them.
-            positions = _best(scores, k + 1 if exclude_self else k)
+            out = left_out(query, exclude_self, filters)
+            # More than k, since the documents to leave out may be among them.
+            positions = _best(scores, k + len(out))
             ids, values = self._ids.take(positions), scores[positions]
-            order = [position for position in rank_order(ids, values) if not (exclude_self and ids[position] == query)]
+            order = [position for position in rank_order(ids, values) if ids[position] not in out]
             run.add(query, [ids[position] for position in order[:k]], values[order[:k]])
         if unanswered:
             logger.warning(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from shortlist.errors import DataError, IndexMismatchError
 from shortlist.indexes.base import VectorIndex
 from shortlist.retrieval.dual_encoder import DualEncoder, as_texts
 from shortlist.retrieval.encode import encode_stream
-from shortlist.types import Encoder, Index, Ranked, Run, Texts, check_k
+from shortlist.types import Encoder, Index, Ranked, Run, Texts, check_k, left_out
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,23 @@ class Retriever:
         self.corpus = corpus
         _check_model(encoder, index)
 
-    def search(self, queries: Texts, k: int | None = 100, *, exclude_self: bool = False, name: str = "dense") -> Run:
+    def search(
+        self,
+        queries: Texts,
+        k: int | None = 100,
+        *,
+        exclude_self: bool = False,
+        filters: Mapping[str, Collection[str]] | None = None,
+        name: str = "dense",
+    ) -> Run:
         """The `k` best documents of each query, in input order; fewer where the index is smaller.
 
         Args:
             queries: mapping id → text; or a list of texts, or one text, whose ids are then "0", "1", ….
             k: documents a query, at least 1; None for all.
             exclude_self: leave out the document that has the query's own id (ArguAna, Quora).
+            filters: query id → document ids to leave out (filter files of extreme classification). What is left out
+                is replaced by the next best, so that every list has `k` documents.
             name: name of the run.
 
         Raises:
@@ -55,20 +65,22 @@ class Retriever:
             DataError: a query that is not a text, named.
         """
         k = max(len(self.index), 1) if k is None else check_k(k)
-        # One more, since the query's own document may be among them.
-        fetch = k + 1 if exclude_self else k
         ids, texts = as_texts(queries)
         if ids is None:
             ids = [str(position) for position in range(len(texts))]
         run = Run(name=name)
-        rows = max(1, _RESULTS // max(1, min(fetch, len(self.index))))
+        most = k + int(exclude_self) + max(map(len, (filters or {}).values()), default=0)
+        rows = max(1, _RESULTS // max(1, min(most, len(self.index))))
         for part, vectors in self._encoded(ids, texts):
             for start in range(0, len(part), rows):
-                found = self._lookup(vectors[start : start + rows], fetch)
-                for query, (documents, scores) in zip(part[start : start + rows], found, strict=True):
-                    if exclude_self and query in documents:
-                        own = documents.index(query)
-                        documents, scores = documents[:own] + documents[own + 1 :], np.delete(scores, own)
+                names = part[start : start + rows]
+                banned = [left_out(query, exclude_self, filters) for query in names]
+                # More than k, since the documents to leave out may be among them.
+                found = self._lookup(vectors[start : start + rows], k + max(map(len, banned)))
+                for query, out, (documents, scores) in zip(names, banned, found, strict=True):
+                    if not out.isdisjoint(documents):
+                        kept = [position for position, document in enumerate(documents) if document not in out]
+                        documents, scores = [documents[position] for position in kept], scores[kept]
                     run.add(query, documents[:k], scores[:k])
         return run
 

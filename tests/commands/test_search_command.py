@@ -143,6 +143,21 @@ def test_self_retrieval_follows_the_data_set(built, tmp_path, toy, toy_beir, mon
     assert search(**options, output=tmp_path / "a.run", exclude_self="true") == left_out
 
 
+def test_the_filter_file_of_a_split_is_applied_before_the_list_is_cut(tmp_path, toy_xc, model, caplog):
+    # issue 3, item 7: every list has k labels, none of them forbidden
+    from shortlist import load_collection
+
+    caplog.set_level("INFO", logger="shortlist")
+    collection = load_collection(toy_xc)
+    filters = collection.filters("test")
+    run = search(model=model, data=toy_xc, split="test", top_k=11, output=tmp_path / "a.run")
+    for query, labels in run.items():
+        assert not filters.get(query, set()) & set(labels)
+        assert len(labels) == 11
+    assert any("leaves 3 pairs out" in record.message for record in caplog.records)
+    assert len(search(model=model, data=toy_xc, split="train", top_k=12, output=tmp_path / "b.run")["tr0"]) == 12
+
+
 def test_an_existing_output_is_refused_before_any_work(tmp_path, toy_beir):
     (tmp_path / "a.run").write_text("precious")
     with pytest.raises(OutputExistsError):

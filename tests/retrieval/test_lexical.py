@@ -108,6 +108,13 @@ def test_exclude_self_removes_the_querys_own_document_only_when_asked():
     assert len(retriever.search({"x": "sugar tax"}, 2, exclude_self=True)["x"]) == 2
 
 
+def test_filtered_documents_are_replaced_by_the_next_best():
+    corpus = {"a": "tax on sugar", "b": "sugar tax", "c": "sugar"}
+    retriever = LexicalRetriever.build(corpus)
+    assert list(retriever.search({"x": "sugar tax"}, 2, filters={"x": {"b"}})["x"]) == ["a", "c"]
+    assert list(retriever.search({"a": "sugar tax"}, 2, exclude_self=True, filters={"a": {"b"}})["a"]) == ["c"]
+
+
 def test_k_is_checked(retriever):
     # user-reports D.93
     assert len(retriever.search("night", 1000)["0"]) == 2

@@ -74,6 +74,16 @@ def test_the_own_document_is_left_out_and_the_list_stays_full(retriever):
     assert dict(run["other"]) == expected("aab", 3)
 
 
+def test_filtered_documents_are_left_out_and_the_list_stays_full(retriever):
+    # methods-dexml-lite §4.2: the pairs are removed before ranking, not from a list that is cut already
+    filters = {"q": {"d2", "d1"}, "nobody": {"d3"}}
+    run = retriever.search({"q": "aab", "other": "aab"}, 3, filters=filters)
+    assert dict(run["q"]) == expected("aab", 3, without=["d2", "d1"]) and len(run["q"]) == 3
+    assert dict(run["other"]) == expected("aab", 3)
+    both = retriever.search({"d3": "aab"}, 2, exclude_self=True, filters={"d3": ["d2"]})
+    assert dict(both["d3"]) == expected("aab", 2, without=["d2", "d3"])
+
+
 def test_a_query_that_is_no_text_is_named(retriever):
     with pytest.raises(DataError, match="'q1'"):
         retriever.search({"q1": None}, 1)
