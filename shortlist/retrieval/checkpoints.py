@@ -17,16 +17,21 @@ from tokenizers import Tokenizer
 
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.retrieval.device import DTYPES
-from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DEFAULT_TEMPLATE, DualEncoder, Tower
+from shortlist.retrieval.document_vectors import TextTower, read_document_vectors
+from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DEFAULT_TEMPLATE, DualEncoder
 from shortlist.retrieval.static import StaticTower, dequantise
 from shortlist.retrieval.transformer import ACTIVATIONS, Projection, TransformerTower
 
 if TYPE_CHECKING:
     import os
 
-FORMAT_VERSION = 1
+# Models with document vectors are of version 2: older releases would take them for their text encoder.
+FORMAT_VERSION = 2
 SETTINGS_FILE = "shortlist.json"
 HEAD_FILE = "head.safetensors"
+# Of a model with document vectors: the text encoder, a model by itself, and the vectors with their ids.
+TEXT_FOLDER = "text"
+VECTORS_FOLDER = "document_vectors"
 # What a checkpoint without any limit of its own gets.
 DEFAULT_MAX_LENGTH = 512
 
@@ -66,6 +71,13 @@ def load_encoder(
         raise ConfigError(f"dtype {dtype!r} is unknown; expected auto, {', '.join(DTYPES)}.")
     folder = find_folder(path_or_name)
     settings = read_settings(folder)
+    if settings.get("document_side") is not None:
+        text = load_encoder(
+            folder / TEXT_FOLDER, dtype=dtype, pooling=pooling, normalise=normalise, query_max_length=query_max_length,
+            doc_max_length=doc_max_length, prompts=prompts, dim=dim, projection_dim=projection_dim, template=template,
+            shared=shared,
+        )  # fmt: skip
+        return _with_vectors(text, folder, settings)
     plans = _plans(folder, settings)
     for plan in plans:
         plan.pooling = pooling or plan.pooling
@@ -90,7 +102,23 @@ def load_encoder(
         dtype=dtype,
         base_model=settings.get("base_model") or str(path_or_name),
     )
-    encoder.source = str(folder)
+    encoder.source, encoder.temperature = str(folder), settings.get("temperature")
+    return encoder
+
+
+def _with_vectors(text: DualEncoder, folder: Path, settings: Mapping[str, Any]) -> DualEncoder:
+    """The model in `folder`, whose text encoder is `text`."""
+    side = settings["document_side"]
+    if side not in ("vectors", "text_and_vectors"):
+        raise DataError(f"{folder / SETTINGS_FILE}: document_side is {side!r}; expected vectors or text_and_vectors.")
+    ids, vectors, biases = read_document_vectors(folder / VECTORS_FOLDER)
+    if (side == "vectors") != (biases is not None):
+        raise DataError(
+            f"{folder / VECTORS_FOLDER} holds {'no ' if biases is None else ''}biases, but {SETTINGS_FILE} says that "
+            f"the document side is {side!r}; the files are not of one model."
+        )
+    encoder = text.with_document_vectors(ids, side, vectors=vectors, biases=biases)
+    encoder.source, encoder.temperature = str(folder), settings.get("temperature")
     return encoder
 
 
@@ -114,13 +142,15 @@ def find_folder(path_or_name: str | os.PathLike[str]) -> Path:
     return download(str(path_or_name))
 
 
-_SETTINGS: dict[str, tuple[type, str]] = {
+_SETTINGS: dict[str, tuple[Any, str]] = {
     "prompts": (dict, 'an object, {"query": …, "document": …}'),
     "query_max_length": (int, "a number of tokens"),
     "doc_max_length": (int, "a number of tokens"),
     "dim": (int, "a number of dimensions"),
     "projections": (list, "a list of dense layers"),
     "template": (str, 'a text such as "{title} {text}"'),
+    "temperature": (int | float, "a number above 0"),
+    "document_side": (str, "vectors or text_and_vectors"),
 }
 
 
@@ -304,7 +334,7 @@ def _dense(path: Path) -> dict[str, Any]:
     }
 
 
-def load_tower(plan: Plan, dtype: torch.dtype, projection_dim: int | None) -> Tower:
+def load_tower(plan: Plan, dtype: torch.dtype, projection_dim: int | None) -> TextTower:
     """Read the weights of one tower; DataError names tensors that are missing or left over."""
     if plan.kind == "static":
         if plan.projections:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shortlist.devices import resolve_device
 from shortlist.errors import ConfigError, DataError
 from shortlist.retrieval.device import resolve_dtype
+from shortlist.retrieval.document_vectors import DocumentVectors, TextAndVectors, TextTower, WithOne
 from shortlist.retrieval.static import StaticTower
 from shortlist.retrieval.transformer import TransformerTower
 from shortlist.types import Texts
@@ -24,7 +25,7 @@ from shortlist.types import Texts
 if TYPE_CHECKING:
     import os
 
-Tower = TransformerTower | StaticTower
+Tower = TransformerTower | StaticTower | WithOne | DocumentVectors | TextAndVectors
 
 DEFAULT_MODEL = "shortlist/static-en"
 DEFAULT_TEMPLATE = "{title} {text}"
@@ -83,6 +84,8 @@ class DualEncoder(nn.Module):
         self.dtype_setting = dtype
         self.base_model = base_model
         self.source: str | None = None
+        # What scores were divided by in training, None where it is not known.
+        self.temperature: float | None = None
         self._fingerprint: tuple[Any, str] | None = None
 
     # Opening and saving -------------------------------------------------------------------------------
@@ -135,13 +138,14 @@ class DualEncoder(nn.Module):
             doc_max_length=doc_max_length, prompts=prompts, dim=dim, projection_dim=projection_dim,
             template=template, shared=shared,
         )  # fmt: skip
-        static = encoder.query_tower.kind == "static" and encoder.document_tower.kind == "static"
+        static = all(tower.kind == "static" for tower in encoder.text_towers())
         # A sum of a few rows is done before the copy to an accelerator would be.
         return encoder.to(torch.device("cpu") if static and device == "auto" else resolve_device(device)).eval()
 
     def save_pretrained(self, path: str | os.PathLike[str], *, overwrite: bool = False, **facts: Any) -> Path:
         """Write a folder that this class, AutoModel (transformer towers) and sentence-transformers open.
 
+        Of a model with document vectors the others open the text encoder alone, in the folder's `text/`.
         `facts` go into the model card (`model_card`). Written atomically; an existing folder is refused
         unless `overwrite` (OutputExistsError).
         """
@@ -169,7 +173,7 @@ class DualEncoder(nn.Module):
         """
         from peft import LoraConfig, get_peft_model
 
-        for tower in self.towers():
+        for tower in self.text_towers():
             if not isinstance(tower, TransformerTower):
                 raise ConfigError("LoRA needs a transformer tower; a static tower has one matrix, train it whole.")
             config = LoraConfig(
@@ -190,6 +194,54 @@ class DualEncoder(nn.Module):
                 ) from None
         return self
 
+    def with_document_vectors(
+        self, ids: Sequence[str], side: str, *, vectors: Tensor | None = None, biases: Tensor | None = None
+    ) -> DualEncoder:
+        """This encoder with a free vector for each document `ids`: the same text weights, another document side.
+
+        Args:
+            ids: the documents by row.
+            side: "vectors" (a vector and a bias in place of the text: the one-vs-all head) or "text_and_vectors" (added
+                to the encoded text).
+            vectors: float `(docs, dim)`; zeros if None.
+            biases: float `(docs,)`, for "vectors"; zeros if None.
+
+        Raises:
+            ConfigError: this encoder has document vectors already, or `vectors` another dimension.
+        """
+        query, document = self.query_tower, self.document_tower
+        if not isinstance(query, TextTower) or not isinstance(document, TextTower):
+            raise ConfigError("this encoder has document vectors already; start from its text_encoder().")
+        if side == "vectors":
+            start = torch.zeros(len(ids), query.dim) if vectors is None else vectors
+            if start.shape[1] != query.dim:
+                raise ConfigError(
+                    f"the document vectors have {start.shape[1]} numbers and the text encoder gives {query.dim}; "
+                    "dim and projection_dim of a model with document vectors cannot be changed."
+                )
+            return self._with_towers(WithOne(query), DocumentVectors(ids, start, biases))
+        if side != "text_and_vectors":
+            raise ConfigError(f"document side {side!r} is unknown; expected vectors or text_and_vectors.")
+        return self._with_towers(query, TextAndVectors(document, ids, vectors))
+
+    def text_encoder(self) -> DualEncoder:
+        """The encoder of texts inside one with document vectors, with the same weights; itself where there are none."""
+        if not self.document_tower.by_row:
+            return self
+        query = self.query_tower.text if isinstance(self.query_tower, WithOne) else self.query_tower
+        document = self.document_tower.text if isinstance(self.document_tower, TextAndVectors) else None
+        return self._with_towers(query, None if document is query else document)
+
+    def _with_towers(self, query: Tower, document: Tower | None) -> DualEncoder:
+        """A dual encoder of these towers with the settings of this one."""
+        encoder = DualEncoder(
+            query, document, prompts=self.prompts, query_max_length=self.query_max_length,
+            doc_max_length=self.doc_max_length, template=self.template, dtype=self.dtype_setting,
+            base_model=self.base_model,
+        )  # fmt: skip
+        encoder.source, encoder.temperature = self.source, self.temperature
+        return encoder.train(self.training)
+
     # What it is ---------------------------------------------------------------------------------------
 
     @property
@@ -200,6 +252,21 @@ class DualEncoder(nn.Module):
     def towers(self) -> list[Tower]:
         """The distinct towers: one or two."""
         return [self.query_tower] if self.shared else [self.query_tower, self.document_tower]
+
+    def text_towers(self) -> list[TextTower]:
+        """The distinct towers that read text: one or two."""
+        found: dict[int, TextTower] = {}
+        for tower in self.towers():
+            text = tower if isinstance(tower, TextTower) else getattr(tower, "text", None)
+            if text is not None:
+                found.setdefault(id(text), text)
+        return list(found.values())
+
+    @property
+    def document_side(self) -> str:
+        """ "text", "vectors" (one-vs-all head) or "text_and_vectors" (hybrid)."""
+        sides = {DocumentVectors: "vectors", TextAndVectors: "text_and_vectors"}
+        return sides.get(type(self.document_tower), "text")
 
     @property
     def dim(self) -> int:
@@ -224,15 +291,19 @@ class DualEncoder(nn.Module):
     def settings(self) -> dict[str, Any]:
         """What a manifest records beside the fingerprint: prompts, lengths, pooling, norm, dtype, device."""
         tower = self.document_tower
+        by_row: dict[str, Any] = {}
+        if isinstance(tower, DocumentVectors | TextAndVectors):
+            by_row = {"document_side": self.document_side, "documents": len(tower)}
         return {
             "dim": self.dim,
             "prompts": dict(self.prompts),
             "query_max_length": self.query_max_length,
             "doc_max_length": self.doc_max_length,
-            "pooling": getattr(tower, "pooling", "mean"),
+            "pooling": getattr(self.query_tower if self.document_side == "vectors" else tower, "pooling", "mean"),
             "normalise": tower.normalise,
             "similarity": self.similarity,
             "template": self.template,
+            **by_row,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
         }
@@ -300,6 +371,7 @@ class DualEncoder(nn.Module):
     ) -> NDArray[np.float32]:
         """Float32 vectors `(docs, dim)` in input order; `texts` is a string, a list, or a mapping id → text.
 
+        A model with document vectors needs the mapping.
         `batch_tokens` bounds the tokens of one forward pass, padding included (default by device).
         """
         return self._encode(texts, "document", batch_tokens, show_progress)

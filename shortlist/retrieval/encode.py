@@ -157,7 +157,8 @@ def encode_shards(
             first, stop = store.span(number)
             for start in range(first, stop, WINDOW):
                 end = min(start + WINDOW, stop)
-                yield number, start, forward.tokens(list(corpus.texts(forward.encoder.template, start, end)))
+                texts = list(corpus.texts(forward.encoder.template, start, end))
+                yield number, start, forward.tokens(texts, corpus.ids[start:end])
 
     target: np.memmap[Any, Any] | None = None
     counts = EncodingCounts()
@@ -172,9 +173,10 @@ def encode_shards(
                 temporary = file.with_name(f".{os.getpid()}.tmp.{file.name}")
                 target = np.lib.format.open_memmap(temporary, "w+", np.float32, (stop - first, store.dim))
                 reserve(temporary, shown=file)
-            counts.add(tokens)
+            ids = corpus.ids[start : start + len(tokens)]
+            counts.add(tokens, ids)
             block = target[start - first : start - first + len(tokens)]
-            forward.vectors(tokens, block, ids=corpus.ids[start : start + len(tokens)], done=done)
+            forward.vectors(tokens, block, ids=ids, done=done)
             if start + len(tokens) == stop and temporary is not None:
                 store.write_ids(number, corpus.ids[first:stop])
                 target.flush()

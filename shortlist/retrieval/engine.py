@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from shortlist.errors import ConfigError, DataError, NonFiniteError, ShortlistError
+from shortlist.retrieval.document_vectors import DocumentVectors, TextAndVectors
 from shortlist.retrieval.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -43,9 +44,16 @@ class EncodingCounts:
     truncated: int = 0
     longest: int = 0
     seconds: float = 0.0
+    # Documents that a model with document vectors has none for, and the first ids of them.
+    zero_shot: int = 0
+    examples: list[object] = field(default_factory=list)
 
-    def add(self, tokens: Tokens) -> None:
-        """Count the texts of one window."""
+    def add(self, tokens: Tokens, ids: Sequence[object] = ()) -> None:
+        """Count the texts of one window; `ids` are their names."""
+        if tokens.rows is not None:
+            unknown = np.flatnonzero(tokens.rows < 0)
+            self.zero_shot += len(unknown)
+            self.examples = [*self.examples, *(ids[position] for position in unknown[:3].tolist())][:3]
         if len(tokens):
             self.texts += len(tokens)
             self.tokens += int(tokens.lengths.sum())
@@ -59,9 +67,11 @@ class EncodingCounts:
         self.truncated += other.truncated
         self.longest = max(self.longest, other.longest)
         self.seconds = max(self.seconds, other.seconds)
+        self.zero_shot += other.zero_shot
+        self.examples = [*self.examples, *other.examples][:3]
 
     def report(self, what: str, max_length: int | None) -> None:
-        """Log the one line of this encoding: a warning if texts were truncated."""
+        """Log the one line of this encoding: a warning if texts were truncated; and zero-shot documents, if any."""
         rate = self.texts / self.seconds if self.seconds > 0 else 0.0
         line = f"encoded {self.texts:,} {what} ({self.tokens:,} tokens) in {self.seconds:.1f} s, {rate:,.0f} a second; "
         if self.truncated:
@@ -73,6 +83,12 @@ class EncodingCounts:
             # A single query that fits is not worth a line.
             level = logging.INFO if self.texts > 1 else logging.DEBUG
             logger.log(level, "%snone truncated (the longest has %s tokens)", line, f"{self.longest:,}")
+        if self.zero_shot:
+            logger.warning(
+                "%s of %s documents have no vector of their own in this model and are their encoded text alone "
+                "(zero-shot), such as %s",
+                f"{self.zero_shot:,}", f"{self.texts:,}", ", ".join(map(repr, self.examples)),
+            )  # fmt: skip
 
 
 class Forward:
@@ -95,11 +111,20 @@ class Forward:
         self.dtype = encoder.dtype
         self.budget = batch_tokens or default_batch_tokens(self.device)
 
-    def tokens(self, texts: Sequence[str]) -> Tokens:
-        """Token ids of `texts`, prompt added, truncated."""
+    def tokens(self, texts: Sequence[str], ids: Sequence[Any] | None = None) -> Tokens:
+        """Token ids of `texts`, prompt added, truncated.
+
+        `ids` name the documents to a model with document vectors, and are not looked at by others.
+
+        Raises:
+            DataError: such a model and no ids; or one that has no vector for a document and cannot do without.
+        """
+        by_row = self.tower if isinstance(self.tower, DocumentVectors | TextAndVectors) else None
+        rows = None if by_row is None else by_row.rows_of(_as_ids(ids))
         prompted = self.encoder.with_prompt(list(texts), self.side)
         try:
-            return self.tower.tokens(prompted, max_length=self.max_length)
+            tokens = self.tower.tokens(prompted, max_length=self.max_length)
+            return tokens if rows is None else tokens.at_rows(rows)
         except (TypeError, UnicodeEncodeError):
             # What a tokenizer says of a str that is not Unicode text.
             _refuse_surrogates(texts)
@@ -219,7 +244,8 @@ class Forward:
         finally:
             for handle in handles:
                 handle.remove()
-        weight = next((n for n, p in module.named_parameters() if not torch.isfinite(p).all()), None)
+        weights = chain(module.named_parameters(), self.tower.named_parameters())
+        weight = next((n for n, p in weights if not torch.isfinite(p).all()), None)
         kind = str(self.dtype).removeprefix("torch.")
         if weight is not None:
             cause = f"the weight {weight} of the model is not finite: the checkpoint is broken, or training diverged"
@@ -231,6 +257,16 @@ class Forward:
         raise NonFiniteError(
             f"the vector of {self.side} {label} has a NaN or an infinity{where} ({kind} on {self.device}); {cause}."
         )
+
+
+def _as_ids(ids: Sequence[Any] | None) -> Sequence[str]:
+    # Positions in a list are no ids: "0" could be another document's.
+    if ids is None or not all(isinstance(id, str) for id in ids):
+        raise DataError(
+            "this model has a vector for each document it was trained with and knows them by their ids; pass a mapping "
+            "id → text in place of texts alone."
+        )
+    return ids
 
 
 def _refuse_surrogates(texts: Sequence[str]) -> None:
@@ -288,7 +324,8 @@ def encode_stream(
 
     def windows() -> Iterator[tuple[list[Id], Tokens]]:
         while window := list(islice(source, WINDOW)):
-            yield [id for id, _ in window], forward.tokens([text for _, text in window])
+            ids = [id for id, _ in window]
+            yield ids, forward.tokens([text for _, text in window], ids)
 
     started = time.perf_counter()
     # One window has nothing to overlap with: no thread for it.
@@ -296,7 +333,7 @@ def encode_stream(
     what = "queries" if side == "query" else "documents"
     with progress_bar(total, what, show_progress) as bar:
         for ids, tokens in windows() if alone else ahead(windows()):
-            counts.add(tokens)
+            counts.add(tokens, ids)
             vectors = np.zeros((len(ids), encoder.dim), np.float32)
             forward.vectors(tokens, vectors, ids=ids, done=bar.update)
             yield ids, vectors

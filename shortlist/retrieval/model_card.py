@@ -19,6 +19,23 @@ vectors = encoder.encode_documents(["a text", "another"])
 ```
 """
 
+_USE_BY_ID = """\
+```python
+from shortlist import DualEncoder
+
+encoder = DualEncoder.from_pretrained("path/to/this/folder")
+queries = encoder.encode_queries(["a text", "another"])
+documents = encoder.encode_documents({"id of a document": "its text"})
+```
+
+sentence-transformers and transformers cannot open this folder: they have no document vectors. What they open is the
+text encoder alone, in `text/`.
+"""
+_SIDES = {
+    "vectors": "a text encoder for queries; a vector and a bias for each of {} documents, no text",
+    "text_and_vectors": "encoded text on both sides, and a vector added for each of {} documents",
+}
+
 
 def model_card(
     encoder: DualEncoder,
@@ -42,7 +59,9 @@ def model_card(
     settings = encoder.settings()
     facts = {
         "base model": encoder.base_model or "not recorded",
-        "towers": "one for both sides" if encoder.shared else "one for queries, one for documents",
+        "towers": _SIDES[encoder.document_side].format(f"{settings['documents']:,}")
+        if encoder.document_tower.by_row
+        else ("one for both sides" if encoder.shared else "one for queries, one for documents"),
         "parameters": f"{sum(parameter.numel() for parameter in encoder.parameters()):,}",
         "vector": f"{encoder.dim} numbers, compared by {encoder.similarity}",
         "pooling": settings["pooling"],
@@ -55,10 +74,11 @@ def model_card(
     }
     if loss:
         facts["loss"] = loss
-    lines = ["---", "library_name: shortlist", "tags: [retrieval, dual-encoder, sentence-transformers]", "---", ""]
+    tags = "retrieval, dual-encoder" + ("" if encoder.document_tower.by_row else ", sentence-transformers")
+    lines = ["---", "library_name: shortlist", f"tags: [{tags}]", "---", ""]
     lines += ["# Dual encoder", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
-    lines += ["", "## Use", "", _USE]
+    lines += ["", "## Use", "", _USE_BY_ID if encoder.document_tower.by_row else _USE]
     if data:
         rows = [f"- {name}: {count}" for name, count in data.items()] if isinstance(data, Mapping) else [data]
         lines += ["## Training data", "", *rows, ""]

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from shortlist.files import atomic_directory, write_json
 from shortlist.manifest import library_versions
-from shortlist.retrieval.checkpoints import FORMAT_VERSION, HEAD_FILE, SETTINGS_FILE
+from shortlist.retrieval.checkpoints import FORMAT_VERSION, HEAD_FILE, SETTINGS_FILE, TEXT_FOLDER, VECTORS_FOLDER
+from shortlist.retrieval.document_vectors import DocumentVectors, TextAndVectors, TextTower, save_document_vectors
 from shortlist.retrieval.model_card import model_card
 from shortlist.retrieval.static import StaticTower
 from shortlist.retrieval.transformer import Projection, TransformerTower
@@ -20,29 +21,55 @@ from shortlist.retrieval.transformer import Projection, TransformerTower
 if TYPE_CHECKING:
     import os
 
-    from shortlist.retrieval.dual_encoder import DualEncoder, Tower
+    from shortlist.retrieval.dual_encoder import DualEncoder
 
 logger = logging.getLogger(__name__)
 
 _MODULES = "sentence_transformers.models."
+# Encoders of texts alone are what they were in version 1.
+_TEXT_FORMAT_VERSION = 1
 
 
 def save_encoder(encoder: DualEncoder, path: str | os.PathLike[str], *, overwrite: bool = False, **facts: Any) -> Path:
     """Write `encoder` to the folder `path`; see `DualEncoder.save_pretrained`."""
     with atomic_directory(path, overwrite=overwrite) as folder:
-        if encoder.shared:
-            chain = _save_tower(encoder, encoder.query_tower, folder)
-            write_json(folder / "modules.json", _modules_json(chain))
+        if isinstance(encoder.document_tower, DocumentVectors | TextAndVectors):
+            # No modules.json here: whoever knows no document vectors must not open half of the model for the whole.
+            (folder / TEXT_FOLDER).mkdir()
+            _save_text(encoder.text_encoder(), folder / TEXT_FOLDER)
+            save_document_vectors(encoder.document_tower, folder / VECTORS_FOLDER)
+            write_json(folder / SETTINGS_FILE, _settings_with_vectors(encoder))
         else:
-            _save_router(encoder, folder)
-        write_json(folder / SETTINGS_FILE, _settings(encoder, encoder.query_tower, shared=encoder.shared))
-        write_json(folder / "config_sentence_transformers.json", _sentence_transformers_config(encoder))
+            _save_text(encoder, folder)
         (folder / "README.md").write_text(model_card(encoder, **facts), encoding="utf-8")
     return Path(path)
 
 
-def _settings(encoder: DualEncoder, tower: Tower, *, shared: bool) -> dict[str, Any]:
-    settings: dict[str, Any] = {"format_version": FORMAT_VERSION, "kind": "dual_encoder", "shared": shared}
+def _save_text(encoder: DualEncoder, folder: Path) -> None:
+    """Write an encoder of texts alone, as others open it too."""
+    query, document = encoder.text_towers()[0], encoder.text_towers()[-1]
+    if query is document:
+        chain = _save_tower(encoder, query, folder)
+        write_json(folder / "modules.json", _modules_json(chain))
+    else:
+        _save_router(encoder, query, document, folder)
+    write_json(folder / SETTINGS_FILE, _settings(encoder, query, shared=query is document))
+    write_json(folder / "config_sentence_transformers.json", _sentence_transformers_config(encoder))
+
+
+def _settings_with_vectors(encoder: DualEncoder) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "dual_encoder",
+        "document_side": encoder.document_side,
+        **({} if encoder.temperature is None else {"temperature": encoder.temperature}),
+        "similarity": encoder.similarity,
+        "versions": library_versions(),
+    }
+
+
+def _settings(encoder: DualEncoder, tower: TextTower, *, shared: bool) -> dict[str, Any]:
+    settings: dict[str, Any] = {"format_version": _TEXT_FORMAT_VERSION, "kind": "dual_encoder", "shared": shared}
     if shared:
         of_tower = tower.settings()
         settings["tower"] = of_tower.pop("kind")
@@ -58,6 +85,7 @@ def _settings(encoder: DualEncoder, tower: Tower, *, shared: bool) -> dict[str, 
         "doc_max_length": encoder.doc_max_length,
         "template": encoder.template,
         "similarity": encoder.similarity,
+        **({} if encoder.temperature is None else {"temperature": encoder.temperature}),
         "base_model": encoder.base_model,
         "versions": library_versions(),
     }
@@ -79,10 +107,10 @@ def _modules_json(chain: list[tuple[str, str]]) -> list[dict[str, Any]]:
     ]
 
 
-def _save_router(encoder: DualEncoder, folder: Path) -> None:
+def _save_router(encoder: DualEncoder, query: TextTower, document: TextTower, folder: Path) -> None:
     """Two towers: a whole model in query/ and in document/, and a Router over both at the top."""
     types, structure = {}, {}
-    for side, tower in (("query", encoder.query_tower), ("document", encoder.document_tower)):
+    for side, tower in (("query", query), ("document", document)):
         inner = folder / side
         inner.mkdir()
         chain = _save_tower(encoder, tower, inner)
@@ -97,7 +125,7 @@ def _save_router(encoder: DualEncoder, folder: Path) -> None:
     write_json(folder / "modules.json", _modules_json([("Router", "")]))
 
 
-def _save_tower(encoder: DualEncoder, tower: Tower, folder: Path) -> list[tuple[str, str]]:
+def _save_tower(encoder: DualEncoder, tower: TextTower, folder: Path) -> list[tuple[str, str]]:
     """Write the weights and module configs of one tower; returns its sentence-transformers modules."""
     if isinstance(tower, StaticTower):
         save_file({"embedding.weight": tower.embedding.weight.detach().float().cpu().contiguous()},

@@ -30,6 +30,7 @@ class StaticTower(nn.Module):
     """
 
     kind = "static"
+    by_row = False
     # Nothing is padded, so that order by length saves nothing.
     sort_by_length = False
     longest: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -15,12 +15,14 @@ class Tokens:
     """Token ids of `len(lengths)` texts, end to end, with the length of each before and after truncation.
 
     `ids` is int64 `(tokens,)`, `lengths` and `full_lengths` are int64 `(texts,)`, counted in tokens
-    with the special ones.
+    with the special ones. `rows` int64 `(texts,)` says which document of a model with document vectors each text is
+    (−1: one without); None for texts that are only texts.
     """
 
     ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
     full_lengths: NDArray[np.int64]
+    rows: NDArray[np.int64] | None = None
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], full_lengths: Sequence[int] | None = None) -> Tokens:
@@ -43,13 +45,18 @@ class Tokens:
         if max_length is None or not len(self) or int(self.lengths.max()) <= max_length:
             return self
         position = np.arange(len(self.ids)) - np.repeat(self.starts, self.lengths)
-        return Tokens(self.ids[position < max_length], np.minimum(self.lengths, max_length), self.full_lengths)
+        return replace(self, ids=self.ids[position < max_length], lengths=np.minimum(self.lengths, max_length))
+
+    def at_rows(self, rows: Iterable[int] | NDArray[np.int64]) -> Tokens:
+        """The same texts, as the documents at `rows` of a model with document vectors."""
+        return replace(self, rows=np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64))
 
     def take(self, rows: Iterable[int] | NDArray[np.int64]) -> Tokens:
         """The texts at `rows`, in that order."""
         chosen = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64)
         lengths = self.lengths[chosen]
-        return Tokens(self.ids[ranges(self.starts[chosen], lengths)], lengths, self.full_lengths[chosen])
+        documents = None if self.rows is None else self.rows[chosen]
+        return Tokens(self.ids[ranges(self.starts[chosen], lengths)], lengths, self.full_lengths[chosen], documents)
 
     def padded(self, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Ids `(texts, longest)` padded on the right, and their mask; None for the mask if nothing is padded."""
@@ -63,7 +70,7 @@ class Tokens:
 
 
 def concatenate(parts: Sequence[Tokens]) -> Tokens:
-    """The texts of all `parts`, in order."""
+    """The texts of all `parts`, in order, without rows."""
     if len(parts) == 1:
         return parts[0]
     if not parts:

@@ -71,6 +71,7 @@ class TransformerTower(nn.Module):
     """
 
     kind = "transformer"
+    by_row = False
     sort_by_length = True
 
     def __init__(
