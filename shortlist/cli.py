@@ -182,6 +182,12 @@ def evaluate(
     as_json: AsJson = False,
     per_query: Annotated[Path | None, typer.Option("--per-query", help="Write each query's values here.")] = None,
     exclude_self: ExcludeSelf = "auto",
+    by_frequency: Annotated[
+        bool, typer.Option("--by-frequency", help="Also by training frequency: deciles, head, torso, tail, zero-shot.")
+    ] = False,
+    propensity: Annotated[
+        str | None, typer.Option("--propensity", help="For PSP@k: other, amazon, wikipedia or A,B (default: by name).")
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Measure runs: one table, a column a run. Without --data the first file holds the qrels."""
@@ -189,7 +195,7 @@ def evaluate(
 
     run(
         arguments, data=data, split=split, as_json=as_json, per_query=per_query, exclude_self=exclude_self,
-        overwrite=overwrite,
+        by_frequency=by_frequency, propensity=propensity, overwrite=overwrite,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,14 @@ from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import atomic_open, refuse_directory, refuse_existing
 from shortlist.metrics import Evaluation, evaluate, is_measure, looks_like_measure, parse_measure
 from shortlist.metrics.evaluation import DEFAULT_MEASURES, format_count, resolve_measures
+from shortlist.metrics.frequency import format_groups
 from shortlist.metrics.names import PSP
-from shortlist.metrics.xc import count_labels
+from shortlist.metrics.xc import parse_propensity
 from shortlist.types import Qrels
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from shortlist.data import Collection
 
 
@@ -35,6 +38,8 @@ def evaluate_files(
     as_json: bool = False,
     per_query: str | os.PathLike[str] | None = None,
     exclude_self: str | bool = "auto",
+    by_frequency: bool = False,
+    propensity: str | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Evaluate run files and print a table (or JSON) to stdout; returns what `--json` prints.
@@ -44,13 +49,18 @@ def evaluate_files(
         data: collection (path or name) that gives qrels, default measures, self-retrieval rule, filters and
             propensities.
         split: split of the collection; its default split if None.
-        as_json: print `{"runs": [{"name", "mean", "counts"}]}` instead of the table.
+        as_json: print `{"runs": [{"name", "mean", "counts"}]}` instead of the table; with what changes the numbers
+            as "settings" where there is any, and "by_frequency" where that is asked for.
         per_query: file for one JSON line a run and query, `{"run", "query_id", "measures"}`.
         exclude_self: `true`, `false` or `auto` (what the collection's registry entry says; false without one).
+        by_frequency: also print the measures by training frequency of the labels: deciles, head, torso, tail,
+            zero-shot.
+        propensity: family (`other`, `amazon`, `wikipedia`) or two numbers `A,B` for PSP@k; by default as the name of
+            the collection says.
         overwrite: replace an existing `per_query` file.
 
     Raises:
-        ConfigError: no run, an unknown measure, or a split without a collection.
+        ConfigError: no run, an unknown measure or propensity, or an option that needs a collection without one.
         MissingInputError: a file that does not exist.
         DataError: a file that cannot be read, or a run and qrels that share no query.
     """
@@ -62,6 +72,9 @@ def evaluate_files(
     if data is None:
         if split is not None:
             raise ConfigError(f"--split {split} needs a collection: give it with --data.")
+        for option, given in (("--by-frequency", by_frequency), ("--propensity", propensity is not None)):
+            if given:
+                raise ConfigError(f"{option} needs training counts, and so a collection: give it with --data.")
         if len(files) < 2:
             raise ConfigError(
                 f"evaluate needs qrels and at least one run, as in `shortlist evaluate QRELS RUN nDCG@10`; found "
@@ -75,9 +88,12 @@ def evaluate_files(
     else:
         if not files:
             raise ConfigError("evaluate needs at least one run file, as in `shortlist evaluate --data DIR out.run.gz`.")
+        options["by_frequency"] = by_frequency
+        if propensity is not None:
+            options["propensity"] = parse_propensity(propensity)
         qrels, names = _from_collection(data, split, measures, options)
     evaluations = _named([_evaluate_file(file, qrels, names, options) for file in files], files)
-    payload = {"runs": [{"name": one.name, "mean": one.mean, "counts": one.counts} for one in evaluations]}
+    payload = {"runs": [_as_dict(one) for one in evaluations]}
     if per_query is not None:
         _write_per_query(per_query, evaluations)
     if as_json:
@@ -109,8 +125,37 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
     console.print(table)
     for evaluation in evaluations:
         prefix = f"{evaluation.name}: " if len(evaluations) > 1 else ""
+        if evaluation.by_frequency:
+            console.print(_frequency_table(evaluation))
         for note in evaluation.notes():
             console.print(prefix + note, soft_wrap=True)
+
+
+def _frequency_table(evaluation: Evaluation) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    title = f"{evaluation.name}, by training frequency"
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
+    heading, *rows = format_groups(evaluation.by_frequency)
+    for number, name in enumerate(heading):
+        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        if row[0] == "head":
+            table.add_section()
+        table.add_row(*row)
+    return table
+
+
+def _as_dict(evaluation: Evaluation) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": evaluation.name, "mean": evaluation.mean, "counts": evaluation.counts}
+    if evaluation.settings:
+        found["settings"] = evaluation.settings
+    if evaluation.by_frequency:
+        found["by_frequency"] = [
+            asdict(group) | {"training_points": list(group.training_points)} for group in evaluation.by_frequency
+        ]
+    return found
 
 
 def _sort_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
@@ -145,6 +190,7 @@ def _from_collection(
 ) -> tuple[Qrels, list[str]]:
     """Qrels and measures of a collection; fills in `options` what its kind needs."""
     from shortlist.data import load_collection
+    from shortlist.data.label_qrels import positive_counts
 
     collection = load_collection(data)
     split = split or collection.default_split
@@ -154,18 +200,21 @@ def _from_collection(
         options["exclude_self"] = collection.exclude_self
     if filters := collection.filters(split):
         options["filters"] = filters
-    if any(name.startswith(PSP + "@") for name in names):
-        if "train" not in collection.splits:
+    weighted = any(name.startswith(PSP + "@") for name in names)
+    if weighted or options["by_frequency"]:
+        if "train" not in collection.judged_splits:
+            what, instead = (
+                ("PSP@k weighs", "Ask for other measures, as P@5")
+                if weighted
+                else ("by_frequency groups", "Leave it out")
+            )
             raise DataError(
-                f"{collection.name}: PSP@k weighs labels by their training frequency, and there is no train split "
-                f"(it has {', '.join(collection.splits)}). Ask for other measures, as P@5."
+                f"{collection.name}: {what} labels by their training frequency, and there is no train split with "
+                f"judgements (it has {', '.join(collection.splits)}). {instead}."
             )
         train = collection.qrels("train")
-        options |= {
-            "train_counts": count_labels(train),
-            "num_train": len(train),
-            "propensity": collection.propensity,
-        }
+        options |= {"train_counts": positive_counts(train), "num_train": len(train)}
+        options.setdefault("propensity", collection.propensity)
     return qrels, names
 
 

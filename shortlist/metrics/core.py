@@ -35,6 +35,7 @@ class HitTable:
     ideal_query: NDArray[np.int64]
     ideal_rank: NDArray[np.int64]
     ideal_grade: NDArray[np.int64]
+    ideal_document: list[str]
 
     @classmethod
     def build(cls, qrels: Mapping[str, Mapping[str, int]], rankings: Iterable[tuple[str, Sequence[str]]]) -> HitTable:
@@ -55,11 +56,18 @@ class HitTable:
                 found.append((row, ranks, [judged[document] for document in hits], hits))
         found.sort(key=lambda entry: entry[0])
 
-        sizes, ideal = np.zeros(len(rows), np.int64), []
+        sizes = np.zeros(len(rows), np.int64)
+        ideal: list[int] = []
+        ideal_document: list[str] = []
         for row, documents_of in enumerate(qrels.values()):
-            grades = sorted((grade for grade in documents_of.values() if grade > 0), reverse=True)
+            relevant = [document for document, grade in documents_of.items() if grade > 0]
+            grades = [documents_of[document] for document in relevant]
+            if len(set(grades)) > 1:
+                relevant.sort(key=documents_of.__getitem__, reverse=True)
+                grades.sort(reverse=True)
             sizes[row] = len(grades)
             ideal.extend(grades)
+            ideal_document.extend(relevant)
         ideal_query = np.repeat(np.arange(len(rows)), sizes)
         return cls(
             queries=list(rows),
@@ -69,8 +77,9 @@ class HitTable:
             hit_grade=np.maximum(np.array([grade for *_, grades, _ in found for grade in grades], np.int64), 0),
             hit_document=[document for *_, hits in found for document in hits],
             ideal_query=ideal_query,
-            ideal_rank=_count_within(ideal_query),
+            ideal_rank=count_within(ideal_query),
             ideal_grade=np.array(ideal, np.int64),
+            ideal_document=ideal_document,
         )
 
     def relevant(self, rel: int = 1) -> Values:
@@ -100,6 +109,13 @@ def ndcg(table: HitTable, k: int | None = None) -> Values:
     return _ratio(gained, table._discounted(table.ideal_query, table.ideal_rank, table.ideal_grade, k))
 
 
+def ndcg_parts(table: HitTable, k: int) -> Values:
+    """What each hit `(hits,)` adds to its query's nDCG@k: its discounted gain over the query's ideal; 0 below k."""
+    ideal = table._discounted(table.ideal_query, table.ideal_rank, table.ideal_grade, k)[table.hit_query]
+    gained = np.where(table.hit_rank <= k, table.hit_grade / np.log2(table.hit_rank + 1.0), 0.0)
+    return _ratio(gained, ideal)
+
+
 def precision(table: HitTable, k: int, rel: int = 1) -> Values:
     """P@k `(queries,)`: relevant documents in the top k, over k, however short the list is."""
     return table._sum(table.hits(k, rel)[0]) / k
@@ -122,7 +138,7 @@ def reciprocal_rank(table: HitTable, k: int | None = None, rel: int = 1) -> Valu
 def average_precision(table: HitTable, k: int | None = None, rel: int = 1) -> Values:
     """AP@k `(queries,)`: precision at each relevant document of the top k, summed, over all relevant ones."""
     query, rank = table.hits(k, rel)
-    return _ratio(table._sum(query, _count_within(query) / rank), table.relevant(rel))
+    return _ratio(table._sum(query, count_within(query) / rank), table.relevant(rel))
 
 
 def success(table: HitTable, k: int, rel: int = 1) -> Values:
@@ -168,7 +184,7 @@ def _ratio(numerator: Values, denominator: Values) -> Values:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
-def _count_within(group: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_within(group: NDArray[np.int64]) -> NDArray[np.int64]:
     """1, 2, 3 … restarting at each new value of a sorted array."""
     if not len(group):
         return np.zeros(0, np.int64)

@@ -8,6 +8,7 @@ and counted; queries without a relevant document are 0 and stay in the mean. The
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,11 @@ import numpy as np
 
 from shortlist.errors import ConfigError, DataError
 from shortlist.metrics.core import HitTable, Values, core_measure, judged
+from shortlist.metrics.frequency import FrequencyGroup, format_groups, frequency_groups
 from shortlist.metrics.names import PSP, measure_object, parse_measure
 from shortlist.metrics.providers import evaluate_with_providers
-from shortlist.metrics.xc import DEFAULT_PROPENSITY, inverse_propensities, propensity_scored_precision
-from shortlist.types import Qrels, Run, string_id
+from shortlist.metrics.xc import DEFAULT_PROPENSITY, LabelWeights, propensity_name, propensity_scored_precision
+from shortlist.types import Qrels, Run, left_out, string_id
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 XC_MEASURES = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@100")
 ENGINES = ("auto", "ir-measures")
+_NO_COUNTS = (
+    "{} labels by their training frequency: give train_counts (label id to training count){}, or evaluate with --data "
+    "on a collection that has a train split."
+)
 Judgements = Mapping[Any, Mapping[Any, Any]] | Iterable[Any]
 
 
@@ -40,10 +46,12 @@ class Evaluation:
         mean: measure → mean over every query of the qrels, 0–1 (a sum for NumRet and its kin).
         per_query: query id → measure → value, missing queries included with 0.
         counts: `queries` (NumQ), `answered`, `missing`, `unjudged`, `without_relevant`, `negative_grades`,
-            `Judged@10`, and what `exclude_self` and `filters` took out.
+            `Judged@10`; what `exclude_self` and `filters` took out; and `cut_short`, the queries whose list reached the
+            deepest cut-off before that and not after it.
         settings: what changes the numbers beside the measures: `exclude_self`, `filters`, `propensity`.
         missing: ids of judged queries that the run does not answer.
         unjudged: ids of the run's queries without judgements.
+        by_frequency: the measures by training frequency of the labels, if they were asked for; else empty.
     """
 
     name: str
@@ -54,13 +62,18 @@ class Evaluation:
     settings: dict[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = field(default=(), repr=False)
     unjudged: tuple[str, ...] = field(default=(), repr=False)
+    by_frequency: tuple[FrequencyGroup, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         rows = [("run", self.name), *((name, f"{self.mean[name]:.4f}") for name in self.measures)]
         rows += [(name, format_count(value)) for name, value in self.counts.items()]
         width = max(len(name) for name, _ in rows)
-        lines = [f"{name:<{width}}  {value}" for name, value in rows] + self.notes()
-        return "\n".join(lines)
+        lines = [f"{name:<{width}}  {value}" for name, value in rows]
+        if self.by_frequency:
+            table = format_groups(self.by_frequency)
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            lines += ["  ".join([row[0].ljust(widths[0]), *(map(str.rjust, row[1:], widths[1:]))]) for row in table]
+        return "\n".join(lines + self.notes())
 
     def notes(self) -> list[str]:
         """Sentences that belong under the table: settings that change the numbers, and queries that do not match."""
@@ -71,9 +84,23 @@ class Evaluation:
             )
         if "filters" in self.settings:
             notes.append(f"filters: {self.counts['filtered']} filtered documents removed before ranking.")
+        if self.counts.get("cut_short"):
+            notes.append(
+                f"{self.counts['cut_short']} queries have too few documents left for the deepest cut-off; `shortlist "
+                "search` with --data removes before it cuts, any other run needs to be written a little deeper."
+            )
         if "propensity" in self.settings:
             used = self.settings["propensity"]
-            notes.append(f"PSP: propensity A={used['A']}, B={used['B']}, {used['num_train']} training points.")
+            notes.append(
+                f"PSP: propensity A={used['A']}, B={used['B']} (family {used['family']}), {used['num_train']} training "
+                "points."
+            )
+        if self.by_frequency:
+            notes.append(
+                "deciles: equal numbers of labels, most frequent first; head is decile 1, torso 2 to 5, tail 6 to 10, "
+                "zero-shot the labels without a training point. R@k is over the queries with a label of the group; of "
+                "the other measures each group shows its summand."
+            )
         if self.missing:
             notes.append(f"judged but not in the run, counted as 0: {some_ids(self.missing)}.")
         if self.unjudged:
@@ -91,6 +118,7 @@ def evaluate(
     train_counts: Mapping[str, int] | None = None,
     propensity: tuple[float, float] | None = None,
     num_train: int | None = None,
+    by_frequency: bool = False,
     name: str | None = None,
     engine: str = "auto",
 ) -> Evaluation:
@@ -103,15 +131,16 @@ def evaluate(
         exclude_self: remove a document that has the query's own id before ranking (ArguAna, Quora). The qrels, and so
             the ideal ranking, stay as they are.
         filters: query id → document ids that may not be predicted (XC filter files), removed before ranking.
-        train_counts: label id → number of training points with it; needed by PSP@k.
+        train_counts: label id → number of training points with it; needed by PSP@k and `by_frequency`.
         propensity: (A, B) of PSP@k; 0.55 and 1.5 by default, 0.6 and 2.6 for Amazon, 0.5 and 0.4 for Wikipedia.
         num_train: number of training points; needed by PSP@k.
+        by_frequency: also give P@k, R@k, nDCG@k and PSP@k by training frequency of the labels (metrics/frequency.py).
         name: shown as the run's name instead of its own.
         engine: `auto` computes the core measures in NumPy and the rest through ir-measures; `ir-measures` sends all
             but PSP there (slower, the same values).
 
     Raises:
-        ConfigError: unknown measure, or PSP without training counts.
+        ConfigError: unknown measure, PSP or `by_frequency` without training counts.
         DataError: empty qrels or run, no query in common, a non-finite score, a document ranked twice.
     """
     if engine not in ENGINES:
@@ -120,8 +149,9 @@ def evaluate(
     judgements, results = _as_qrels(qrels), _as_run(run)
     _check_overlap(judgements, results, name or results.name)
 
-    removed = {"self_excluded": 0, "filtered": 0}
-    rankings = dict(_rankings(judgements, results, exclude_self, filters, removed))
+    removed = {"self_excluded": 0, "filtered": 0, "cut_short": 0}
+    deepest = max((int(cut) for name in names for cut in re.findall(r"@(\d+)$", name)), default=0)
+    rankings = dict(_rankings(judgements, results, exclude_self, filters, deepest, removed))
     table = HitTable.build(judgements, rankings.items())
     settings: dict[str, Any] = {}
     if exclude_self:
@@ -131,10 +161,12 @@ def evaluate(
 
     columns: dict[str, tuple[Values, float]] = {}
     others = []
+    weights: LabelWeights | None = None
     for measure in names:
         if measure.startswith(PSP + "@"):
-            weights, settings["propensity"] = _propensities(judgements, train_counts, propensity, num_train)
-            values = propensity_scored_precision(table, judgements, weights, int(measure.partition("@")[2]))
+            if weights is None:
+                weights, settings["propensity"] = _propensities(table, train_counts, propensity, num_train)
+            values = propensity_scored_precision(table, weights, int(measure.partition("@")[2]))
             columns[measure] = (values, float(np.mean(values)))
             continue
         measured = measure_object(measure)
@@ -147,6 +179,12 @@ def evaluate(
     if others:
         columns |= evaluate_with_providers(judgements, rankings.items(), others)
 
+    groups: tuple[FrequencyGroup, ...] = ()
+    if by_frequency:
+        if train_counts is None:
+            raise ConfigError(_NO_COUNTS.format("by_frequency groups", ""))
+        groups = frequency_groups(table, names, train_counts, weights)
+
     missing = tuple(table.queries[row] for row in np.flatnonzero(table.lengths == 0))
     unjudged = tuple(query for query in results if query not in judgements)
     counts: dict[str, int | float] = {
@@ -158,7 +196,8 @@ def evaluate(
         "negative_grades": sum(grade < 0 for documents in judgements.values() for grade in documents.values()),
         "Judged@10": float(np.mean(judged(table, 10))),
     }
-    counts |= {key: removed[key] for key, used in zip(removed, (exclude_self, filters), strict=True) if used}
+    used = (exclude_self, filters, exclude_self or filters)
+    counts |= {key: removed[key] for key, shown in zip(removed, used, strict=True) if shown}
     if missing:
         logger.info("%d judged queries are not in the run and count as 0: %s", len(missing), some_ids(missing))
     if unjudged:
@@ -173,6 +212,7 @@ def evaluate(
         settings=settings,
         missing=missing,
         unjudged=unjudged,
+        by_frequency=groups,
     )
 
 
@@ -198,37 +238,34 @@ def _rankings(
     run: Run,
     exclude_self: bool,
     filters: Mapping[str, Iterable[str]] | None,
+    deepest: int,
     removed: dict[str, int],
 ) -> Iterator[tuple[str, list[str]]]:
     """Document ids best first of each judged query, without its own id and its filtered documents."""
     for query in qrels:
         documents = run.ranking(query)[0]
-        if exclude_self and query in documents:
-            documents = [document for document in documents if document != query]
-            removed["self_excluded"] += 1
-        if filters and query in filters:
-            banned = set(filters[query])
-            kept = [document for document in documents if document not in banned]
-            removed["filtered"] += len(documents) - len(kept)
+        out = left_out(query, exclude_self, filters)
+        if out and not out.isdisjoint(documents):
+            kept = [document for document in documents if document not in out]
+            own = exclude_self and query in documents
+            removed["self_excluded"] += own
+            removed["filtered"] += len(documents) - len(kept) - own
+            removed["cut_short"] += len(documents) >= deepest > len(kept)
             documents = kept
         yield query, documents
 
 
 def _propensities(
-    qrels: Qrels,
+    table: HitTable,
     train_counts: Mapping[str, int] | None,
     propensity: tuple[float, float] | None,
     num_train: int | None,
-) -> tuple[dict[str, float], dict[str, Any]]:
+) -> tuple[LabelWeights, dict[str, Any]]:
     if train_counts is None or num_train is None:
-        raise ConfigError(
-            "PSP@k weighs labels by their training frequency: give train_counts (label id to training count) and "
-            "num_train (number of training points), or evaluate with --data on a collection that has a train split."
-        )
+        raise ConfigError(_NO_COUNTS.format("PSP@k weighs", " and num_train (number of training points)"))
     a, b = propensity or DEFAULT_PROPENSITY
-    labels = {label for documents in qrels.values() for label in documents}
-    weights = inverse_propensities(labels, train_counts, num_train=num_train, propensity=(a, b))
-    return weights, {"A": a, "B": b, "num_train": num_train}
+    weights = LabelWeights.of(table, train_counts, num_train=num_train, propensity=(a, b))
+    return weights, {"A": a, "B": b, "num_train": num_train, "family": propensity_name((a, b))}
 
 
 def _check_overlap(qrels: Qrels, run: Run, name: str) -> None:

@@ -11,18 +11,48 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError
-from shortlist.metrics.core import HitTable, Values
+from shortlist.metrics.core import HitTable, Values, count_within
 
 DEFAULT_PROPENSITY = (0.55, 1.5)
+# The constants (A, B) that published figures use, by family of label set.
+PROPENSITY_FAMILIES = {"other": DEFAULT_PROPENSITY, "amazon": (0.6, 2.6), "wikipedia": (0.5, 0.4)}
 
 
 def count_labels(qrels: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """Training count of each label: the number of training points (queries) that have it."""
     return dict(Counter(label for labels in qrels.values() for label, grade in labels.items() if grade >= 1))
+
+
+def parse_propensity(text: str) -> tuple[float, float]:
+    """(A, B) of a family's name (`other`, `amazon`, `wikipedia`) or of two numbers, as in `0.6,2.6`.
+
+    Raises:
+        ConfigError: neither; or numbers for which no propensity exists (A below 0, B not above 0).
+    """
+    name = text.strip().lower()
+    if name in PROPENSITY_FAMILIES:
+        return PROPENSITY_FAMILIES[name]
+    try:
+        a, b = (float(number) for number in name.split(","))
+    except ValueError:
+        a, b = math.nan, math.nan
+    if not (0 <= a < math.inf and 0 < b < math.inf):
+        raise ConfigError(
+            f"propensity is {text!r}; expected {', '.join(PROPENSITY_FAMILIES)}, or two numbers A,B such as 0.55,1.5 "
+            "with A from 0 and B above 0."
+        )
+    return a, b
+
+
+def propensity_name(propensity: tuple[float, float]) -> str:
+    """The family that has these constants, or `own` for any others."""
+    return next((name for name, constants in PROPENSITY_FAMILIES.items() if constants == tuple(propensity)), "own")
 
 
 def inverse_propensities(
@@ -42,19 +72,38 @@ def inverse_propensities(
     return {label: 1 + scale * (train_counts.get(label, 0) + b) ** -a for label in labels}
 
 
-def propensity_scored_precision(
-    table: HitTable, qrels: Mapping[str, Mapping[str, int]], weights: Mapping[str, float], k: int
-) -> Values:
+@dataclass(frozen=True, slots=True)
+class LabelWeights:
+    """1/p along the columns of a HitTable: `hits` `(hits,)`, and `best` `(relevant,)`, largest first in each query."""
+
+    hits: Values
+    best: Values = field(repr=False)
+    best_rank: NDArray[np.int64] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, table: HitTable, train_counts: Mapping[str, int], *, num_train: int, propensity: tuple[float, float]
+    ) -> LabelWeights:
+        """The weights of one table, for every cut-off. Raises ConfigError as `inverse_propensities` does."""
+        labels = {*table.hit_document, *table.ideal_document}
+        weights = inverse_propensities(labels, train_counts, num_train=num_train, propensity=propensity)
+        ideal = np.array([weights[label] for label in table.ideal_document], np.float64)
+        best = ideal[np.lexsort((-ideal, table.ideal_query))]
+        hits = np.array([weights[label] for label in table.hit_document], np.float64)
+        return cls(hits, best, count_within(table.ideal_query))
+
+    def ideal(self, k: int) -> float:
+        """Σ over all queries of the k largest 1/p of the query's labels."""
+        return float(self.best[self.best_rank <= k].sum())
+
+
+def propensity_scored_precision(table: HitTable, weights: LabelWeights, k: int) -> Values:
     """PSP@k `(queries,)`: what each query adds to the ratio of two means, so that their mean is PSP@k.
 
     PSP@k = mean(Σ_{hits in top k} 1/p) / mean(Σ of the k largest 1/p of the query's labels). One query's value is its
-    own numerator over the mean denominator; it may exceed 1.
+    own numerator over the mean denominator; it may exceed 1. A query without labels adds 0 to both.
     """
-    weight = np.array([weights[document] for document in table.hit_document])
     kept = (table.hit_rank <= k) & (table.hit_grade >= 1)
-    gained = np.bincount(table.hit_query[kept], weight[kept], minlength=len(table.queries))
-    ideal = sum(
-        sum(sorted((weights[label] for label, grade in labels.items() if grade >= 1), reverse=True)[:k])
-        for labels in qrels.values()
-    )
+    gained = np.bincount(table.hit_query[kept], weights.hits[kept], minlength=len(table.queries))
+    ideal = weights.ideal(k)
     return np.asarray(gained * (len(table.queries) / ideal if ideal else 0.0), np.float64)

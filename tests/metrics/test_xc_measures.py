@@ -39,8 +39,8 @@ def test_the_propensity_family_is_used_and_printed():
     # conventions §3: print which was used
     amazon = evaluate(QRELS, RUN, ["PSP@3"], train_counts=COUNTS, num_train=100, propensity=(0.6, 2.6))
     assert amazon.mean["PSP@3"] == pytest.approx(psp(3, a=0.6, b=2.6))
-    assert amazon.settings["propensity"] == {"A": 0.6, "B": 2.6, "num_train": 100}
-    assert "A=0.6, B=2.6" in str(amazon)
+    assert amazon.settings["propensity"] == {"A": 0.6, "B": 2.6, "num_train": 100, "family": "amazon"}
+    assert "A=0.6, B=2.6 (family amazon)" in str(amazon)
 
 
 def test_a_perfect_run_has_psp_one():
