@@ -86,6 +86,7 @@ class DualEncoder(nn.Module):
         self.source: str | None = None
         # What scores were divided by in training, None where it is not known.
         self.temperature: float | None = None
+        self._frozen = False
         self._fingerprint: tuple[Any, str] | None = None
 
     # Opening and saving -------------------------------------------------------------------------------
@@ -240,7 +241,24 @@ class DualEncoder(nn.Module):
             base_model=self.base_model,
         )  # fmt: skip
         encoder.source, encoder.temperature = self.source, self.temperature
-        return encoder.train(self.training)
+        return encoder.to(self.device).train(self.training)
+
+    def freeze_text(self, *, projections: bool = True) -> DualEncoder:
+        """Make the text towers fixed feature extractors: no gradients, no dropout; projections too unless excepted."""
+        for tower in self.text_towers():
+            tower.requires_grad_(False)
+            if not projections and isinstance(tower, TransformerTower):
+                tower.projections.requires_grad_(True)
+        self._frozen = True
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> DualEncoder:
+        """Training mode or not, as for every module; frozen text towers stay without dropout."""
+        super().train(mode)
+        if self._frozen:
+            for tower in self.text_towers():
+                tower.eval()
+        return self
 
     # What it is ---------------------------------------------------------------------------------------
 
