@@ -16,6 +16,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from shortlist.commands.document_side import with_document_side
 from shortlist.commands.train import TrainResult
 from shortlist.config import dump_config
 from shortlist.data import RankedList, load_collection, read_lists
@@ -71,7 +72,7 @@ class DualEncoderJob:
         self.collection = load_collection(config.data.path, on_empty=config.data.on_empty)
         self.checksums = dict(self.collection.checksums())
         transformers.set_seed(config.seed)
-        self.encoder = open_encoder(config)
+        self.encoder = with_document_side(open_encoder(config), config, self.collection.corpus)
         self.documents = Documents(self.collection.corpus, template=self.encoder.template)
         train, dev = self._split()
         self.examples = self._examples(train)
@@ -312,7 +313,8 @@ class DevSearch:
             rows = self.rows[start : start + 20_000]
             vectors = np.zeros((len(rows), self.encoder.dim), np.float32)
             # The token ids are those of the training batches, made once.
-            forward.vectors(self.batches.tokens.tokens(rows), vectors)
+            tokens = self.batches.tokens.tokens(rows)
+            forward.vectors(tokens.at_rows(rows) if self.encoder.document_tower.by_row else tokens, vectors)
             index.add(self.ids[start : start + 20_000], vectors)
         queries = Forward(self.encoder, "query")
         vectors = np.zeros((len(self.queries), self.encoder.dim), np.float32)
@@ -339,6 +341,7 @@ def open_encoder(config: TrainConfig) -> DualEncoder:
         shared=None if model.shared else False,
         template=config.data.template,
     )
+    encoder.temperature = config.training.temperature
     # Half-precision weights lose small updates; the forward pass may be in half precision, the weights are not.
     encoder.float()
     if model.lora is not None:
