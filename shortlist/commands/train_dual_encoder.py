@@ -25,17 +25,20 @@ from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.indexes import ExactIndex
 from shortlist.losses import build_loss
 from shortlist.metrics import count_labels
+from shortlist.metrics.xc import DEFAULT_PROPENSITY
 from shortlist.retrieval import DualEncoder, LexicalRetriever
 from shortlist.retrieval.engine import Forward
 from shortlist.settings import TrainConfig
 from shortlist.training import checkpoints
 from shortlist.training.batches import BatchBuilder
+from shortlist.training.documents import Documents
 from shortlist.training.evaluation import DevSet, metric_name
-from shortlist.training.examples import Documents, ExampleSet, build_examples, examples_from_lists
-from shortlist.training.negatives import NEGATIVES_FILE, mine_negatives, read_negatives, with_negatives
+from shortlist.training.examples import ExampleSet, build_examples, examples_from_lists
+from shortlist.training.negatives import NEGATIVES_FILE, mine_negatives, read_negatives
 from shortlist.training.objective import Objective
 from shortlist.training.plan import plan_steps
 from shortlist.training.trainer import RetrievalTrainer, training_arguments, training_dtype
+from shortlist.training.weights import propensity_weights
 from shortlist.types import Qrels, Run
 
 logger = logging.getLogger(__name__)
@@ -63,7 +66,8 @@ class DualEncoderJob:
         except ConfigError as error:
             raise ConfigError(f"loss: {error}") from None
         self.teacher = getattr(self.loss, "target", "positives") == "teacher"
-        if self.teacher and config.data.negatives != "given":
+        self.sources = {source.name for source in config.data.sources}
+        if self.teacher and "given" not in self.sources:
             raise ConfigError(
                 f"loss.name is {config.loss.name!r}, which learns from a teacher's scores: it needs lists with scores, "
                 f"so data.negatives must be given (it is {config.data.negatives!r})."
@@ -73,7 +77,8 @@ class DualEncoderJob:
         self.checksums = dict(self.collection.checksums())
         transformers.set_seed(config.seed)
         self.encoder = with_document_side(open_encoder(config), config, self.collection.corpus)
-        self.documents = Documents(self.collection.corpus, template=self.encoder.template)
+        by_row = self.encoder.document_tower.by_row
+        self.documents = Documents(self.collection.corpus, template=self.encoder.template, by_row=by_row)
         train, dev = self._split()
         self.examples = self._examples(train)
         self.plan = plan_steps(len(self.examples), config.training)
@@ -86,7 +91,7 @@ class DualEncoderJob:
             matryoshka=config.training.matryoshka,
         )
         training_arguments(config, self.plan, Path(), dtype)  # refuses what transformers would refuse, now
-        if config.data.negatives == "given":
+        if "given" in self.sources and "bm25" not in self.sources:
             self._batches()
 
     def run(self, output: Path, *, resume: bool) -> tuple[TrainResult, dict[str, Any]]:
@@ -102,7 +107,7 @@ class DualEncoderJob:
             )  # fmt: skip
         if config.deterministic:
             logger.info("deterministic: only kernels with one summation order are used; on a GPU this costs speed.")
-        if config.data.negatives == "bm25":
+        if "bm25" in self.sources:
             self.examples = self._mined(output)
         batches = self._batches()
         dev = self._dev_set(batches)
@@ -148,14 +153,22 @@ class DualEncoderJob:
         return BatchBuilder(
             self.examples,
             self.encoder,
-            negatives=data.negatives,
-            num_negatives=data.num_negatives,
+            sources=data.sources,
             share_negatives=data.share_negatives,
             max_positives=self.config.training.max_positives,
+            sample_positives=self.config.training.sample_positives,
             graded=data.graded,
+            weights=self._positive_weights(),
             teacher=self.teacher,
             seed=self.config.seed,
+            micro_batch_size=self.config.training.micro_batch_size,
         )
+
+    def _positive_weights(self) -> NDArray[np.float32] | None:
+        """Inverse propensity of each document, scaled to mean 1 over the training positives; None: not asked for."""
+        if not self.config.data.propensity_weights:
+            return None
+        return propensity_weights(self.examples, propensity=self.collection.propensity or DEFAULT_PROPENSITY)
 
     # Data ---------------------------------------------------------------------------------------------
 
@@ -189,7 +202,7 @@ class DualEncoderJob:
 
     def _examples(self, train: Qrels) -> ExampleSet:
         data = self.config.data
-        if data.negatives == "given":
+        if "given" in self.sources:
             lists = [item for item in self._lists() if item.query_id in train or self.teacher]
             return examples_from_lists(lists, self.documents, limit=data.max_queries, teacher=self.teacher)
         return build_examples(
@@ -217,7 +230,7 @@ class DualEncoderJob:
         if not path.is_file():
             retriever = LexicalRetriever.build(self.collection.corpus)
             mine_negatives(path, self.examples, lambda queries, k: retriever.search(queries, k), depth=MINING_DEPTH)
-        return with_negatives(self.examples, read_negatives(path, self.documents))
+        return self.examples.with_negatives("bm25", *read_negatives(path, self.examples))
 
     # Selection ----------------------------------------------------------------------------------------
 
@@ -262,23 +275,19 @@ class DualEncoderJob:
         if dev is not None:
             name = f"{self.collection.name} ({self.collection.corpus.fingerprint[:12]}), {dev.description}"
             table = {name: measures} | ({f"{name}, before training": untrained} if untrained else {})
-        judged = [example for example in self.examples if not example.query_id.startswith("title:")]
-        positives = sum(len(example.positives) for example in judged)
+        judged = len(self.examples) - self.examples.num_titles
+        positives = int(self.examples.judged.starts[judged])
         options = ", ".join(f"{key}={value}" for key, value in self.config.loss.options.items())
         staged = output / ".model"
         shutil.rmtree(staged, ignore_errors=True)
         self.encoder.save_pretrained(
             staged,
             data={
-                f"{self.collection.name}, split {self.config.data.split}": f"{len(judged):,} queries",
+                f"{self.collection.name}, split {self.config.data.split}": f"{judged:,} queries",
                 "positives": f"{positives:,}",
-                **(
-                    {"titles as queries": f"{len(self.examples) - len(judged):,}"}
-                    if self.config.data.title_queries
-                    else {}
-                ),
+                **({"titles as queries": f"{self.examples.num_titles:,}"} if self.config.data.title_queries else {}),
                 "documents": f"{len(self.documents):,}",
-                "negatives": self.config.data.negatives,
+                "negatives": " and ".join(map(str, self.config.data.sources)),
             },
             loss=self.config.loss.name + (f" ({options})" if options else ""),
             measures=table,

@@ -7,25 +7,27 @@ equal texts under another id never act as false negatives.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from shortlist.errors import ConfigError
-from shortlist.training.examples import Documents, Example, ExampleSet
+from shortlist.settings import NegativeSource
+from shortlist.training.documents import Documents
+from shortlist.training.examples import ExampleSet
+from shortlist.training.pools import Drawn, PoolDraws
+from shortlist.training.token_store import TokenStore
 
-logger = logging.getLogger(__name__)
-
-Negatives = Literal["in_batch", "all", "given", "bm25"]
-
-# Above this many documents, token ids are made anew each step instead of being kept.
-CACHED_DOCUMENTS = 300_000
+# Up to this many texts, token ids are kept; of a pool of all documents they always are.
+KEPT_TEXTS = 300_000
+# Features of a pool of all documents are kept up to this size, and made anew each step above it.
+KEPT_BYTES = 1 << 30
 
 
 class TrainableEncoder(Protocol):
@@ -66,40 +68,6 @@ class Pairs:
         return Pairs(*(tensor.to(device, **options) for tensor in (self.rows, self.columns, self.values)))
 
 
-class TokenStore:
-    """Token ids of documents: made once and kept for small collections, made each time for large ones."""
-
-    def __init__(self, encoder: TrainableEncoder, documents: Documents):
-        self.encoder = encoder
-        self.documents = documents
-        self._keep = len(documents) <= CACHED_DOCUMENTS
-        self._tokens: Any = None
-
-    def tokens(self, rows: Sequence[int] | np.ndarray) -> Any:
-        """Token ids (shortlist.retrieval.tokens.Tokens), one text a row, in the given order."""
-        if not self._keep:
-            return self._tokenise([self.documents.text(int(row)) for row in rows])
-        if self._tokens is None:
-            self._tokens = self._tokenise(list(self.documents.all_texts()))
-            cut = int((self._tokens.full_lengths > self._tokens.lengths).sum())
-            if cut:
-                logger.warning(
-                    "Training reads the first %s tokens of %d of %d documents (the longest has %d); "
-                    "model.doc_max_length changes that.",
-                    self.encoder.doc_max_length, cut, len(self._tokens), int(self._tokens.full_lengths.max()),
-                )  # fmt: skip
-        return self._tokens.take(np.asarray(rows, np.int64))
-
-    def features(self, rows: Sequence[int] | np.ndarray) -> dict[str, Tensor]:
-        """Features for the document tower, one text a row, in the given order."""
-        features: dict[str, Tensor] = self.encoder.document_tower.collate(self.tokens(rows))
-        return features
-
-    def _tokenise(self, texts: list[str]) -> Any:
-        prompted = self.encoder.with_prompt(texts, "document")
-        return self.encoder.document_tower.tokens(prompted, max_length=self.encoder.doc_max_length)
-
-
 class EpochSampler(Sampler):
     """Yields (epoch, query index) in an order that is a function of (seed, epoch); `epoch` is set from outside."""
 
@@ -130,20 +98,27 @@ class ExampleDataset(Dataset):
 
 
 class BatchBuilder:
-    """Collates (epoch, index) pairs into the features and masks of one step.
+    """Collates the (epoch, index) pairs of a global batch into the features and positives of one step.
+
+    Every process calls it with the same pairs and gets the same pool; of the features it makes its own part only.
 
     Args:
         examples: the training set.
         encoder: gives tokens and features.
-        negatives: "in_batch" (the documents of the batch), "all" (every document of the collection), "given" or
-            "bm25" (those listed with the query, in addition to the documents of the batch).
-        num_negatives: listed negatives drawn a query and step; None draws all.
+        sources: of negatives (shortlist.training.pools); the positives of the batch are always in the pool.
         share_negatives: False lets a query see only its own documents.
-        max_positives: positives drawn a query and step; None takes all. With "all", every positive is in the pool
-            anyway and counts.
+        max_positives: positives a query brings into the pool; None: all. With "all", every positive is in it anyway.
+        sample_positives: positives a query is scored on, drawn in proportion to relevance; None: all in the pool.
         graded: positives carry their grade instead of 1.
+        weights: `(docs,)` factors of the positives' values, such as inverse propensities; None: none.
         teacher: lists carry teacher scores, and every query sees only its own list.
         seed: of the draws.
+        rank: number of this process.
+        world: number of processes.
+        micro_batch_size: texts in one dictionary of features; None: one dictionary a side.
+
+    Raises:
+        ConfigError: a source of lists is named and no query has any.
     """
 
     def __init__(
@@ -151,106 +126,192 @@ class BatchBuilder:
         examples: ExampleSet,
         encoder: TrainableEncoder,
         *,
-        negatives: Negatives = "in_batch",
-        num_negatives: int | None = None,
+        sources: Sequence[NegativeSource] = (),
         share_negatives: bool = True,
         max_positives: int | None = None,
+        sample_positives: int | None = None,
         graded: bool = False,
+        weights: NDArray[np.float32] | None = None,
         teacher: bool = False,
         seed: int = 42,
+        rank: int = 0,
+        world: int = 1,
+        micro_batch_size: int | None = None,
     ):
         self.examples = examples
         self.encoder = encoder
         self.documents = examples.documents
-        self.tokens = TokenStore(encoder, self.documents)
-        self.negatives = negatives
-        self.num_negatives = num_negatives
+        self.draws = PoolDraws(
+            examples, sources, max_positives=max_positives, sample_positives=sample_positives, seed=seed
+        )
+        everything = self.draws.everything
+        self.tokens = _document_tokens(encoder, self.documents, keep=everything or len(self.documents) <= KEPT_TEXTS)
+        self._query_tokens = _query_tokens(encoder, examples)
         self.share_negatives = share_negatives and not teacher
-        self.max_positives = max_positives
         self.graded = graded
+        self.weights = weights
         self.teacher = teacher
-        self.seed = seed
-        if negatives in ("given", "bm25") and not any(len(example.negatives) for example in examples):
-            raise ConfigError(
-                f"data.negatives is {negatives!r} but no training query has a negative of its own; "
-                "set data.negatives to in_batch or all."
-            )
-        self._all: tuple[dict[int, int], dict[str, Tensor]] | None = None
+        self.rank = rank
+        self.world = world
+        self.micro_batch_size = micro_batch_size
+        self.by_row = bool(getattr(encoder.document_tower, "by_row", False))
+        self._sort = bool(getattr(encoder.document_tower, "sort_by_length", False))
+        # Column of each corpus row in the pool of the moment, -1 outside it.
+        self._column = np.full(len(self.documents), -1, np.int32)
+        self._all: tuple[NDArray[np.int64], list[dict[str, Tensor]] | None] | None = None
 
     def __call__(self, items: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """Features of "queries" and "documents", and Pairs "positives", "valid", "teacher" of the queries at `items`.
+        """The step of the global batch `items`.
 
-        Without limits on what a query may see, "valid" is None; "teacher" is None unless lists carry teacher scores.
+        Returns:
+            "queries", "documents": features of this process's part, one dictionary a micro-batch;
+            "query_counts", "document_counts": how many each process has, parts following one another;
+            "document_rows": corpus row of each column of the pool, `(pool,)`;
+            "positives": Pairs (row of the global batch, column of the pool, value), sorted;
+            "left_out": Pairs of known positives in the pool that were not drawn, None unless positives are sampled;
+            "valid": Pairs of what each query may see, None without limits;
+            "teacher": Pairs of teacher scores, None unless lists carry them.
         """
-        chosen = [self.examples.examples[index] for _, index in items]
-        texts = self.encoder.with_prompt([example.query for example in chosen], "query")
-        query_tokens = self.encoder.query_tower.tokens(texts, max_length=self.encoder.query_max_length)
-        own = [self._draw(example, epoch, index) for example, (epoch, index) in zip(chosen, items, strict=True)]
-        columns, features = self._all_documents() if self.negatives == "all" else self._pool(own)
-        positives = self._positives([index for _, index in items], columns)
-        valid = None if self.share_negatives else self._own(own, columns, positives)
+        epochs, queries = np.array(items, np.int64).reshape(-1, 2).T
+        drawn = self.draws(epochs, queries)
+        rows = self._pool_of_all() if self.draws.everything else self._pool(drawn)
+        self._column[rows] = np.arange(len(rows), dtype=np.int32)
+        positives, left_out = self._positives(queries, drawn)
+        valid = None if self.share_negatives else self._visible(drawn, positives, left_out)
+        teacher = self._teacher(queries, valid) if self.teacher and valid is not None else None
+        if not self.draws.everything:
+            self._column[rows] = -1
+        query_counts = even_counts(len(queries), self.world)
+        own = queries[sum(query_counts[: self.rank]) :][: query_counts[self.rank]]
         return {
-            "queries": self.encoder.query_tower.collate(query_tokens),
-            "documents": features,
+            "queries": [self.encoder.query_tower.collate(self._query_tokens.tokens(part)) for part in self._parts(own)],
+            "documents": self._features_of_all(rows) if self.draws.everything else self._features(rows),
+            "query_counts": query_counts,
+            "document_counts": even_counts(len(rows), self.world),
+            "document_rows": torch.from_numpy(rows),
             "positives": positives,
+            "left_out": left_out,
             "valid": valid,
-            "teacher": self._teacher(chosen, own, columns) if self.teacher else None,
+            "teacher": teacher,
         }
 
-    def _draw(self, example: Example, epoch: int, index: int) -> list[int]:
-        """Rows this query brings into the pool: its positives and negatives, drawn by (seed, epoch, index)."""
-        random = np.random.default_rng((self.seed, epoch, index))
-        positives, negatives = example.positives, example.negatives
-        if self.max_positives is not None and len(positives) > self.max_positives:
-            positives = random.choice(positives, self.max_positives, replace=False)
-        if self.negatives not in ("given", "bm25"):
-            negatives = negatives[:0]
-        elif self.num_negatives is not None and len(negatives) > self.num_negatives:
-            negatives = random.choice(negatives, self.num_negatives, replace=False)
-        return [*positives.tolist(), *negatives.tolist()]
+    # The pool -----------------------------------------------------------------------------------------
 
-    def _pool(self, own: list[list[int]]) -> tuple[dict[int, int], dict[str, Tensor]]:
-        """Text key → column, and the features of the columns: the union of the batch without copies."""
-        rows: dict[int, int] = {}
-        for drawn in own:
-            for row in drawn:
-                rows.setdefault(self.documents.key(row), row)
-        return {key: column for column, key in enumerate(rows)}, self.tokens.features(list(rows.values()))
+    def _pool(self, drawn: Drawn) -> NDArray[np.int64]:
+        """Rows of the pool's columns: the union over the batch without copies."""
+        return self._ordered(np.unique(np.concatenate([drawn.rows, drawn.shared])).astype(np.int64))
 
-    def _all_documents(self) -> tuple[dict[int, int], dict[str, Tensor]]:
+    def _ordered(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ascending by row, or by length within each process's part, so that micro-batches pad little."""
+        if not self._sort:
+            return rows
+        order = rows[np.argsort(self.tokens.lengths(rows), kind="stable")]
+        # Dealt out in turn: every process gets short and long texts alike.
+        return np.concatenate([order[rank :: self.world] for rank in range(self.world)])
+
+    def _pool_of_all(self) -> NDArray[np.int64]:
         if self._all is None:
-            rows = self.documents.unique_rows()
-            columns = {self.documents.key(int(row)): column for column, row in enumerate(rows)}
-            self._all = columns, self.tokens.features(rows)
-        return self._all
+            self._all = self._ordered(self.documents.unique_rows().astype(np.int64)), None
+        return self._all[0]
 
-    def _positives(self, indices: list[int], columns: dict[int, int]) -> Pairs:
-        """Every known positive of each query that is a column."""
-        entries = [
-            (row, columns[key], grade)
-            for row, index in enumerate(indices)
-            for key, grade in self.examples.known[index].items()
-            if key in columns
-        ]
-        return _pairs(entries if self.graded else [(row, column, 1.0) for row, column, _ in entries])
+    def _features_of_all(self, rows: NDArray[np.int64]) -> list[dict[str, Tensor]]:
+        """Features of every document: made once if they are small enough to be kept."""
+        if self._all is not None and self._all[1] is not None:
+            return self._all[1]
+        features = self._features(rows)
+        size = sum(tensor.nbytes for part in features for tensor in part.values())
+        if size <= KEPT_BYTES:
+            self._all = rows, features
+        return features
 
-    def _own(self, own: list[list[int]], columns: dict[int, int], positives: Pairs) -> Pairs:
-        """The entries a query may see when negatives are not shared: what it brought, and its positives."""
-        brought = {(row, columns[self.documents.key(document)]) for row, drawn in enumerate(own) for document in drawn}
-        brought |= set(zip(positives.rows.tolist(), positives.columns.tolist(), strict=True))
-        return _pairs([(row, column, 1.0) for row, column in sorted(brought)])
+    def _features(self, rows: NDArray[np.int64]) -> list[dict[str, Tensor]]:
+        """Features of this process's part of the pool."""
+        counts = even_counts(len(rows), self.world)
+        own = rows[sum(counts[: self.rank]) :][: counts[self.rank]]
+        features = []
+        for part in self._parts(own):
+            collated: dict[str, Tensor] = self.encoder.document_tower.collate(self.tokens.tokens(part))
+            features.append({**collated, "rows": torch.from_numpy(part.copy())} if self.by_row else collated)
+        return features
 
-    def _teacher(self, chosen: list[Example], own: list[list[int]], columns: dict[int, int]) -> Pairs:
-        return _pairs(
-            [
-                (row, columns[self.documents.key(document)], example.teacher[document])
-                for row, (example, drawn) in enumerate(zip(chosen, own, strict=True))
-                for document in drawn
-                if example.teacher is not None and document in example.teacher
-            ]
+    def _parts(self, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        size = self.micro_batch_size or max(1, len(numbers))
+        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+    # The entries --------------------------------------------------------------------------------------
+
+    def _positives(self, queries: NDArray[np.int64], drawn: Drawn) -> tuple[Pairs, Pairs | None]:
+        """Every known positive of each query that is a column: those that are scored, and those left out."""
+        known = self.examples.known
+        positions, owners = known.entries(self.examples.groups[queries])
+        columns = self._column[known.items[positions]]
+        inside = columns >= 0
+        positions, owners, columns = positions[inside], owners[inside], columns[inside]
+        if self._sort:
+            order = np.lexsort((columns, owners))
+            positions, owners, columns = positions[order], owners[order], columns[order]
+        values = known.values_at(positions) if self.graded else np.ones(len(positions), np.float32)
+        if self.weights is not None:
+            values = values * self.weights[known.items[positions]]
+        if drawn.scored is None:
+            return _pairs(owners, columns, values), None
+        scored = np.isin(self.draws.key(owners, known.items[positions]), drawn.scored)
+        return (
+            _pairs(owners[scored], columns[scored], values[scored]),
+            _pairs(owners[~scored], columns[~scored], values[~scored]),
         )
 
+    def _visible(self, drawn: Drawn, *listed: Pairs | None) -> Pairs:
+        """The entries a query may see when negatives are not shared: what it brought, and its positives."""
+        width = len(self._column)
+        keys = [drawn.owners * width + self._column[drawn.rows]]
+        keys += [pairs.rows.numpy() * width + pairs.columns.numpy() for pairs in listed if pairs is not None]
+        owners, columns = np.divmod(np.unique(np.concatenate(keys)), width)
+        return _pairs(owners, columns, np.ones(len(owners), np.float32))
 
-def _pairs(entries: list[tuple[int, int, float]]) -> Pairs:
-    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
-    return Pairs(torch.tensor(rows).long(), torch.tensor(columns).long(), torch.tensor(values, dtype=torch.float32))
+    def _teacher(self, queries: NDArray[np.int64], valid: Pairs) -> Pairs:
+        """Teacher scores of what each query sees of its own list."""
+        taught = self.examples.teacher
+        if taught is None:
+            raise ConfigError("the lists carry no teacher scores; choose a loss that needs judgements only.")
+        positions, owners = taught.entries(queries)
+        columns = self._column[taught.items[positions]]
+        width = len(self._column)
+        seen = np.isin(owners * width + columns, valid.rows.numpy() * width + valid.columns.numpy()) & (columns >= 0)
+        return _pairs(owners[seen], columns[seen], taught.values_at(positions[seen]))
+
+
+def even_counts(total: int, parts: int) -> list[int]:
+    """How many of `total` each of `parts` gets when the first ones take one more: [3, 2, 2] for 7 in 3."""
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+def _pairs(rows: NDArray[np.integer], columns: NDArray[np.integer], values: NDArray[np.float32]) -> Pairs:
+    return Pairs(
+        torch.from_numpy(rows.astype(np.int64)),
+        torch.from_numpy(columns.astype(np.int64)),
+        torch.from_numpy(values.astype(np.float32)),
+    )
+
+
+def _document_tokens(encoder: TrainableEncoder, documents: Documents, *, keep: bool) -> TokenStore:
+    def tokenise(texts: list[str]) -> Any:
+        return encoder.document_tower.tokens(encoder.with_prompt(texts, "document"), max_length=encoder.doc_max_length)
+
+    return TokenStore(
+        len(documents),
+        documents.all_texts,
+        documents.text,
+        tokenise,
+        keep=keep,
+        told=f"Training reads the first {encoder.doc_max_length} tokens of %d of %d documents (the longest has %d); "
+        "model.doc_max_length changes that.",
+    )
+
+
+def _query_tokens(encoder: TrainableEncoder, examples: ExampleSet) -> TokenStore:
+    def tokenise(texts: list[str]) -> Any:
+        return encoder.query_tower.tokens(encoder.with_prompt(texts, "query"), max_length=encoder.query_max_length)
+
+    queries = examples.queries
+    return TokenStore(len(queries), lambda: queries, queries.__getitem__, tokenise, keep=len(queries) <= KEPT_TEXTS)

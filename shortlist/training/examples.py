@@ -1,110 +1,37 @@
 """Training examples: each query with all its positives in one row, its own negatives, and the documents by row.
 
-Documents are numbered by their row in the corpus. Two documents with equal text are one document here: whichever
-of them is judged, the other counts as a positive too, and queries with equal text share their positives. So an
-equal document can never act as a negative (shortlist.training.batches builds its masks from this).
+Documents are numbered by their row in the corpus. Two documents with equal text are one document here (the first of
+them): whichever is judged, the other counts as a positive too, and queries with equal text share their positives. So
+an equal document can never act as a negative (shortlist.training.batches builds its masks from this).
+
+Everything a query has is kept in flat arrays (shortlist.training.ragged), so that millions of queries with dozens of
+positives each take a few bytes a positive.
 """
 
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shortlist.data.label_qrels import LabelQrels
 from shortlist.errors import DataError
+from shortlist.training.documents import Documents, text_key
+from shortlist.training.ragged import Positions, Ragged, Rows, unite
 
 logger = logging.getLogger(__name__)
 
-Rows = NDArray[np.int32]
-
-
-# Up to this many documents the text keys of all are made in one pass; beyond, as they are needed.
-STREAMED_DOCUMENTS = 300_000
-
-
-class DocumentSource(Protocol):
-    """What training reads of a corpus (shortlist.data.Corpus is one)."""
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """Document ids in row order."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def positions(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Rows of many ids, -1 where an id is unknown."""
-        ...
-
-    def row(self, index: int) -> Any:
-        """The document at a row, with `.id`, `.title`, `.text` and `.joined(template)`."""
-        ...
-
-    def texts(self, template: str | None = None) -> Iterator[str]:
-        """Title and text of every row through the template, in order."""
-        ...
-
-
-class Documents:
-    """Texts of a corpus by row, and which rows hold the same text."""
-
-    def __init__(self, corpus: DocumentSource, *, template: str = "{title} {text}"):
-        self.corpus = corpus
-        self.template = template
-        self._keys: dict[int, int] | NDArray[np.uint64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.corpus)
-
-    def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
-        """Id → row of those ids that are in the corpus."""
-        distinct = list(dict.fromkeys(ids))
-        rows = self.corpus.positions(distinct).tolist() if distinct else []
-        return {document: row for document, row in zip(distinct, rows, strict=True) if row >= 0}
-
-    def ids(self, rows: Iterable[int]) -> list[str]:
-        """Ids of the documents at `rows`."""
-        return [self.corpus.ids[int(row)] for row in rows]
-
-    def text(self, row: int) -> str:
-        """Title and text through the template, as the encoder will read it."""
-        return str(self.corpus.row(row).joined(self.template))
-
-    def all_texts(self) -> Iterator[str]:
-        """Every text in row order."""
-        return self.corpus.texts(self.template)
-
-    def key(self, row: int) -> int:
-        """A 64-bit number that equal texts share."""
-        if self._keys is None:
-            self._keys = {}
-            if len(self) <= STREAMED_DOCUMENTS:
-                self._keys = np.fromiter((text_key(text) for text in self.all_texts()), np.uint64, len(self))
-        if isinstance(self._keys, dict) and row not in self._keys:
-            self._keys[row] = text_key(self.text(row))
-        return int(self._keys[row])
-
-    def unique_rows(self) -> Rows:
-        """Rows with a text of their own: the first row of each distinct text, ascending."""
-        first: dict[int, int] = {}
-        for row in range(len(self)):
-            first.setdefault(self.key(row), row)
-        return np.fromiter(first.values(), dtype=np.int32, count=len(first))
-
-
-def text_key(text: str) -> int:
-    """A 64-bit number that equal texts share (blank space at the ends ignored)."""
-    return int.from_bytes(blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+TITLE_PREFIX = "title:"
 
 
 @dataclass(frozen=True)
 class Example:
-    """One training query: its text, all known positives, and the documents given as its negatives.
+    """One training query as a value: its text, its known positives with their grades, its own negatives by source.
 
     `teacher` maps rows to the score a teacher gave them, where lists carry scores.
     """
@@ -113,23 +40,86 @@ class Example:
     query: str
     positives: Rows
     grades: NDArray[np.float32]
-    negatives: Rows = field(default_factory=lambda: np.zeros(0, np.int32))
+    negatives: Mapping[str, Rows]
     teacher: Mapping[int, float] | None = None
 
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """The training queries, and the known positives of each as text keys (queries of equal text united)."""
+    """The training queries in flat arrays; rows are first rows of their text (`Documents.first_rows`).
 
-    examples: list[Example]
+    Args:
+        query_ids: one a query; those of queries made from titles begin with `title:`.
+        queries: their texts.
+        documents: the corpus.
+        groups: a number for each query that queries of equal text share, `(queries,)`.
+        judged: each query's own judged positives, as they stand in the corpus, copies included.
+        positives: the same without copies, with their grades.
+        known: the positives of all queries of a group together, one list a group.
+        negatives: name of a source ("given", "bm25") → documents listed with each query, known positives left out.
+        teacher: documents with a teacher's scores, one list a query.
+    """
+
+    query_ids: Sequence[str]
+    queries: Sequence[str]
     documents: Documents
-    known: Sequence[Mapping[int, float]] = field(default_factory=list)
+    groups: Rows
+    judged: Ragged
+    positives: Ragged
+    known: Ragged
+    negatives: Mapping[str, Ragged] = field(default_factory=dict)
+    teacher: Ragged | None = None
 
     def __len__(self) -> int:
-        return len(self.examples)
+        return len(self.queries)
+
+    def __getitem__(self, index: int) -> Example:
+        taught = self.teacher
+        scores = dict(zip(taught.row(index).tolist(), taught.weights(index).tolist(), strict=True)) if taught else {}
+        return Example(
+            self.query_ids[index],
+            self.queries[index],
+            self.positives.row(index),
+            self.positives.weights(index),
+            {name: listed.row(index) for name, listed in self.negatives.items()},
+            scores or None,
+        )
 
     def __iter__(self) -> Iterator[Example]:
-        return iter(self.examples)
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def num_titles(self) -> int:
+        """Queries made from titles; they stand at the end."""
+        count = 0
+        while count < len(self) and self.query_ids[len(self) - 1 - count].startswith(TITLE_PREFIX):
+            count += 1
+        return count
+
+    def is_known(self, queries: NDArray[np.integer], rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Whether each of `rows` is a known positive of the query beside it, by id or by text."""
+        distinct, local = np.unique(queries, return_inverse=True)
+        positions, at = self.known.entries(self.groups[distinct])
+        width = len(self.documents) + 1
+        keys = at * width + self.known.items[positions]
+        wanted = local.reshape(-1) * width + self.documents.first_rows[rows]
+        spot = np.searchsorted(keys, wanted)
+        found = spot < len(keys)
+        found[found] = keys[spot[found]] == wanted[found]
+        return found
+
+    def document_counts(self) -> Positions:
+        """Training queries each row is a positive of, `(docs,)`; 0 for all but the first of equal texts."""
+        return np.bincount(self.positives.items, minlength=len(self.documents))
+
+    def with_negatives(self, source: str, queries: NDArray[np.integer], rows: NDArray[np.integer]) -> ExampleSet:
+        """The same with (query, row) entries as the negatives of a source, known positives and copies left out."""
+        known = self.is_known(queries, rows)
+        if known.any():
+            logger.info("%d %s negatives are known positives (by id or by text) and were removed.", known.sum(), source)
+        kept = self.documents.first_rows[rows[~known]]
+        listed = unite(queries[~known], kept, None, lists=len(self))
+        return replace(self, negatives={**self.negatives, source: listed})
 
 
 def build_examples(
@@ -145,7 +135,8 @@ def build_examples(
 
     Args:
         queries: query id → text.
-        qrels: query id → {document id: grade}; grades below 1 are given negatives.
+        qrels: query id → {document id: grade}; grades below 1 are given negatives. Of a `LabelQrels` the matrix is
+            taken as it is, real-valued relevance included.
         documents: the corpus; judged documents that are not in it are counted, reported and left out.
         negatives: query id → document ids (mined or given); known positives among them are removed by id and by text.
         title_queries: add each document's title as a query whose positive is that document.
@@ -154,61 +145,98 @@ def build_examples(
     Raises:
         DataError: no query has a positive in the corpus.
     """
-    examples: list[Example] = []
-    absent: list[str] = []
-    without = 0
-    given = negatives or {}
-    rows_of = documents.rows_of(
-        document for query_id, judged in qrels.items() for document in (*judged, *given.get(query_id, ()))
-    )
-    for query_id, judged in qrels.items():
-        if limit is not None and len(examples) >= limit:
-            break
-        text = queries.get(query_id)
-        listed = [*judged, *given.get(query_id, ())]
-        absent += [document for document in listed if document not in rows_of]
-        positives = {rows_of[document]: float(grade) for document, grade in judged.items()
-                     if grade >= 1 and document in rows_of}  # fmt: skip
-        own = dict.fromkeys(rows_of[document] for document in listed if document in rows_of)
-        if text is None or not positives:
-            without += 1
-            continue
-        examples.append(
-            Example(
-                query_id,
-                text,
-                np.array(list(positives), np.int32),
-                np.array(list(positives.values()), np.float32),
-                np.array([row for row in own if row not in positives], np.int32),
-            )
-        )
-    if absent:
+    judged = _from_matrix(qrels, documents) if isinstance(qrels, LabelQrels) else _from_mapping(qrels, documents)
+    ids, owners, rows, grades, positive = judged
+    usable = np.zeros(len(ids), bool)
+    usable[owners[positive & (rows >= 0)]] = True
+    usable &= np.fromiter((query in queries for query in ids), bool, len(ids))
+    if not usable.all():
         logger.warning(
-            "%d judged or given documents are not in the corpus and are left out, such as %s.",
-            len(absent), ", ".join(dict.fromkeys(absent[:3])),
-        )  # fmt: skip
-    if without:
-        logger.warning("%d judged queries have no text or no positive in the corpus and are left out.", without)
-    if not examples:
+            "%d judged queries have no text or no positive in the corpus and are left out.", int((~usable).sum())
+        )
+    if not usable.any():
         raise DataError(
             "no training query has a positive document: the judgements of this split do not meet the queries and the "
             "corpus; look at them with `shortlist data info`, or choose another data.split."
         )
+    kept = np.flatnonzero(usable)[:limit]
+    number = np.full(len(ids), -1, np.int32)
+    number[kept] = np.arange(len(kept))
+    absent = np.flatnonzero(rows < 0)
+    if len(absent):
+        logger.warning("%d judged documents are not in the corpus and are left out.", len(absent))
+    there = (rows >= 0) & (number[owners] >= 0)
+    rows, grades, positive = rows[there], grades[there], positive[there]
+    owners = number[owners[there]].astype(np.int64)
+    query_ids = [ids[index] for index in kept.tolist()]
+    texts = [queries[query] for query in query_ids]
+    own = [(owners[~positive], rows[~positive])]
+    if negatives:
+        own.append(_listed(negatives, query_ids, documents))
+    owners, rows, grades = owners[positive], rows[positive], grades[positive]
     if title_queries:
-        examples += title_examples(documents)
-    return finish_examples(examples, documents)
+        titled, titles, title_ids = _titles(documents)
+        owners = np.concatenate([owners, np.arange(len(titled)) + len(query_ids)])
+        rows, grades = np.concatenate([rows, titled]), np.concatenate([grades, np.ones(len(titled), np.float32)])
+        query_ids, texts = query_ids + title_ids, texts + titles
+    examples = _example_set(query_ids, texts, documents, owners, rows, grades)
+    if any(len(part) for _, part in own):
+        examples = examples.with_negatives(
+            "given", np.concatenate([part for part, _ in own]), np.concatenate([part for _, part in own])
+        )
+    return examples
 
 
-def title_examples(documents: Documents) -> list[Example]:
-    """Each document's title as a query for it (documents with both title and text)."""
-    found = []
+_Judged = tuple[Sequence[str], Positions, NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]
+
+
+def _from_matrix(qrels: LabelQrels, documents: Documents) -> _Judged:
+    """Query ids, and of every judgement: query number, row (-1: not in the corpus), relevance, whether positive."""
+    label_rows = documents.corpus.positions(qrels.label_ids)
+    matrix = qrels.matrix
+    owners = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    values = matrix.data.astype(np.float32, copy=False)
+    return qrels.point_ids, owners, label_rows[matrix.indices], values, qrels.grades > 0
+
+
+def _from_mapping(qrels: Mapping[str, Mapping[str, int]], documents: Documents) -> _Judged:
+    lengths, grades = array("q"), array("f")
+    listed: list[str] = []
+    for judged in qrels.values():
+        lengths.append(len(judged))
+        listed.extend(judged)
+        grades.extend(judged.values())
+    owners = np.repeat(np.arange(len(qrels)), np.array(lengths))
+    values = np.array(grades, np.float32)
+    return list(qrels), owners, _rows(listed, documents), values, values >= 1
+
+
+def _rows(ids: list[str], documents: Documents) -> NDArray[np.int64]:
+    """Rows of ids that may repeat, -1 where one is unknown."""
+    return documents.corpus.positions(ids) if ids else np.zeros(0, np.int64)
+
+
+def _listed(
+    lists: Mapping[str, Sequence[str]], query_ids: Sequence[str], documents: Documents
+) -> tuple[Positions, NDArray[np.int64]]:
+    """(query number, row) entries of lists of document ids; unknown documents are counted and left out."""
+    lengths = np.array([len(lists.get(query, ())) for query in query_ids])
+    rows = _rows([document for query in query_ids for document in lists.get(query, ())], documents)
+    if (rows < 0).any():
+        logger.warning("%d given negatives are not in the corpus and are left out.", int((rows < 0).sum()))
+    return np.repeat(np.arange(len(query_ids)), lengths)[rows >= 0], rows[rows >= 0]
+
+
+def _titles(documents: Documents) -> tuple[NDArray[np.int64], list[str], list[str]]:
+    """Rows, titles and query ids of the documents with both title and text."""
+    rows, titles, ids = [], [], []
     for row in range(len(documents)):
         document = documents.corpus.row(row)
         if document.title.strip() and document.text.strip():
-            found.append(
-                Example(f"title:{document.id}", document.title, np.array([row], np.int32), np.ones(1, np.float32))
-            )
-    return found
+            rows.append(row)
+            titles.append(document.title)
+            ids.append(f"{TITLE_PREFIX}{document.id}")
+    return np.array(rows, np.int64), titles, ids
 
 
 def examples_from_lists(
@@ -216,14 +244,18 @@ def examples_from_lists(
 ) -> ExampleSet:
     """Examples from ranked lists: graded documents are positives and negatives; scores are the teacher's.
 
-    With `teacher`, ungraded documents belong to the list too, and a list without scores is refused.
+    With `teacher`, ungraded documents belong to the list too, and a list without scores is refused. The lists are
+    streamed; what is kept of a document is its row, its grade and its score.
 
     Raises:
         DataError: a document of a list is not in the corpus, or there is no teacher score where one is needed.
     """
-    examples: list[Example] = []
+    query_ids: list[str] = []
+    texts: list[str] = []
+    owners, rows, grades = array("q"), array("q"), array("f")  # grade 0: a negative
+    taught, taught_rows, scores = array("q"), array("q"), array("f")
     for ranked in lists:
-        if limit is not None and len(examples) >= limit:
+        if limit is not None and len(query_ids) >= limit:
             break
         rows_of = documents.rows_of(document.id for document in ranked.documents)
         for document in ranked.documents:
@@ -231,57 +263,61 @@ def examples_from_lists(
                 raise DataError(
                     f"the list of query {ranked.query_id!r} names document {document.id!r}, which is not in the corpus."
                 )
-        rows = [rows_of[document.id] for document in ranked.documents]
-        grades = [-1.0 if grade is None else float(grade) for grade in ranked.grades]
-        known = [(row, grade) for row, grade in zip(rows, grades, strict=True) if grade > 0]
-        others = [
-            row for row, grade, judged in zip(rows, grades, ranked.grades, strict=True)
-            if grade <= 0 and (judged is not None or teacher)
-        ]  # fmt: skip
-        scores = {row: float(score) for row, score in zip(rows, ranked.scores, strict=True) if score is not None}
-        if teacher and len(scores) < 2:
+        own = [rows_of[document.id] for document in ranked.documents]
+        scored = [(row, float(score)) for row, score in zip(own, ranked.scores, strict=True) if score is not None]
+        if teacher and len(scored) < 2:
             raise DataError(
-                f"the list of query {ranked.query_id!r} has {len(scores)} teacher scores; this loss learns from the "
+                f"the list of query {ranked.query_id!r} has {len(scored)} teacher scores; this loss learns from the "
                 "scores of a stronger model: give lists with scores, or choose a loss that needs judgements only."
             )
-        if not known and not teacher:
+        if not teacher and not any(grade is not None and grade > 0 for grade in ranked.grades):
             continue
-        examples.append(
-            Example(
-                ranked.query_id,
-                ranked.query,
-                np.array([row for row, _ in known], np.int32),
-                np.array([grade for _, grade in known], np.float32),
-                np.array(list(dict.fromkeys(others)), np.int32),
-                scores or None,
-            )
-        )
-    if not examples:
+        number = len(query_ids)
+        query_ids.append(ranked.query_id)
+        texts.append(ranked.query)
+        for row, grade in zip(own, ranked.grades, strict=True):
+            if grade is not None or teacher:
+                owners.append(number)
+                rows.append(row)
+                grades.append(max(0.0, float(grade or 0.0)))
+        for row, score in scored:
+            taught.append(number)
+            taught_rows.append(row)
+            scores.append(score)
+    if not query_ids:
         raise DataError(
             "the collection has no list with a positive document; set data.negatives to bm25, in_batch or all to train "
             "from judgements, or give lists with data.lists."
         )
-    return finish_examples(examples, documents)
+    every, places, values = np.array(owners), np.array(rows), np.array(grades, np.float32)
+    positive = values > 0
+    examples = _example_set(query_ids, texts, documents, every[positive], places[positive], values[positive])
+    examples = examples.with_negatives("given", every[~positive], places[~positive])
+    if len(taught):
+        first = documents.first_rows[np.array(taught_rows)]
+        examples = replace(
+            examples, teacher=unite(np.array(taught), first, np.array(scores, np.float32), lists=len(query_ids))
+        )
+    return examples
 
 
-def finish_examples(examples: list[Example], documents: Documents) -> ExampleSet:
-    """Unite the positives of equal queries, and drop given negatives that are a known positive by id or text."""
-    groups: dict[int, dict[int, float]] = {}
-    known: list[Mapping[int, float]] = []
-    for example in examples:
-        group = groups.setdefault(text_key(example.query), {})
-        for row, grade in zip(example.positives.tolist(), example.grades.tolist(), strict=True):
-            key = documents.key(row)
-            group[key] = max(grade, group.get(key, 0.0))
-        known.append(group)
-    dropped = 0
-    cleaned = []
-    for example, positives in zip(examples, known, strict=True):
-        keep = [row for row in example.negatives.tolist() if documents.key(row) not in positives]
-        if len(keep) < len(example.negatives):
-            dropped += len(example.negatives) - len(keep)
-            example = replace(example, negatives=np.array(keep, np.int32))
-        cleaned.append(example)
-    if dropped:
-        logger.info("%d given negatives are known positives (by id or by text) and were removed.", dropped)
-    return ExampleSet(cleaned, documents, known)
+def _example_set(
+    query_ids: Sequence[str],
+    texts: Sequence[str],
+    documents: Documents,
+    owners: NDArray[np.integer],
+    rows: NDArray[np.integer],
+    grades: NDArray[np.float32],
+) -> ExampleSet:
+    """Unite copies of documents, and the positives of equal queries; lists with nothing to unite are shared."""
+    size = len(query_ids)
+    judged = unite(owners, rows, grades, lists=size)
+    first = documents.first_rows[rows]
+    positives = judged if np.array_equal(first, rows) else unite(owners, first, grades, lists=size)
+    keys = np.fromiter((text_key(text) for text in texts), np.uint64, size)
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    if len(distinct) == size:
+        return ExampleSet(query_ids, texts, documents, np.arange(size, dtype=np.int32), judged, positives, positives)
+    groups: Rows = inverse.reshape(-1).astype(np.int32)
+    known = unite(groups[owners], first, grades, lists=len(distinct))
+    return ExampleSet(query_ids, texts, documents, groups, judged, positives, known)

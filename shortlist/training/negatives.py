@@ -5,16 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shortlist.errors import DataError
 from shortlist.files import atomic_open
-from shortlist.training.examples import Documents, ExampleSet, Rows, finish_examples
+from shortlist.training.examples import ExampleSet
 from shortlist.types import Run
 
 logger = logging.getLogger(__name__)
@@ -45,16 +46,18 @@ def mine_negatives(
     """
     documents = examples.documents
     mined = removed = without = queries = 0
-    pairs = ((e, k) for e, k in zip(examples, examples.known, strict=True) if not e.query_id.startswith("title:"))
+    total = len(examples) - examples.num_titles
     with atomic_open(path) as handle:
-        while part := list(islice(pairs, QUERIES_AT_ONCE)):
-            run = search({example.query_id: example.query for example, _ in part}, depth)
-            rows = documents.rows_of(document for example, _ in part for document in run.ranking(example.query_id)[0])
-            for example, known in part:
-                ids, _ = run.ranking(example.query_id)
-                kept = [document for document in ids if documents.key(rows[document]) not in known]
-                positives = documents.ids(example.positives.tolist())
-                line = {"qid": example.query_id, "pos": positives, "neg": {system: kept}}
+        for start in range(0, total, QUERIES_AT_ONCE):
+            part = range(start, min(start + QUERIES_AT_ONCE, total))
+            run = search({examples.query_ids[index]: examples.queries[index] for index in part}, depth)
+            for index in part:
+                ids, _ = run.ranking(examples.query_ids[index])
+                rows = documents.corpus.positions(ids)
+                known = examples.is_known(np.full(len(rows), index), rows)
+                kept = [document for document, drop in zip(ids, known.tolist(), strict=True) if not drop]
+                positives = documents.ids(examples.judged.row(index).tolist())
+                line = {"qid": examples.query_ids[index], "pos": positives, "neg": {system: kept}}
                 handle.write(json.dumps(line, ensure_ascii=False) + "\n")
                 queries, mined = queries + 1, mined + len(kept)
                 removed, without = removed + len(ids) - len(kept), without + (not kept)
@@ -65,40 +68,28 @@ def mine_negatives(
     )  # fmt: skip
 
 
-def read_negatives(path: str | Path, documents: Documents) -> dict[str, Rows]:
-    """Query id → rows of its negatives, from a file that `mine_negatives` wrote.
+def read_negatives(path: str | Path, examples: ExampleSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Query numbers and rows of the negatives in a file that `mine_negatives` wrote, one entry a negative.
 
     Raises:
         DataError: a document is not in the corpus (the file belongs to another collection), or a broken line.
     """
-    negatives: dict[str, Rows] = {}
+    number = {query: index for index, query in enumerate(examples.query_ids)}
+    owners, rows = array("q"), array("q")
     lines = _lines(path)
     while part := list(islice(lines, QUERIES_AT_ONCE)):
-        rows = documents.rows_of(document for _, _, ids in part for document in ids)
-        for number, query, ids in part:
-            unknown = next((document for document in ids if document not in rows), None)
+        rows_of = examples.documents.rows_of(document for _, _, ids in part for document in ids)
+        for line, query, ids in part:
+            unknown = next((document for document in ids if document not in rows_of), None)
             if unknown is not None:
                 raise DataError(
-                    f"{path}, line {number}: document {unknown!r} is not in the corpus; the file was mined from "
+                    f"{path}, line {line}: document {unknown!r} is not in the corpus; the file was mined from "
                     "another collection: delete it to mine again."
                 )
-            negatives[query] = np.array([rows[document] for document in ids], np.int32)
-    return negatives
-
-
-def with_negatives(examples: ExampleSet, negatives: Mapping[str, Rows]) -> ExampleSet:
-    """The same examples with more documents of their own, known positives left out."""
-    extended = [
-        replace(example, negatives=_union(example.negatives, negatives[example.query_id]))
-        if example.query_id in negatives
-        else example
-        for example in examples
-    ]
-    return finish_examples(extended, examples.documents)
-
-
-def _union(first: Rows, second: Rows) -> Rows:
-    return np.fromiter(dict.fromkeys([*first.tolist(), *second.tolist()]), np.int32)
+            if query in number:
+                owners.extend([number[query]] * len(ids))
+                rows.extend(rows_of[document] for document in ids)
+    return np.array(owners, np.int64), np.array(rows, np.int64)
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str, list[str]]]:

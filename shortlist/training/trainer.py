@@ -101,7 +101,9 @@ class RetrievalTrainer(transformers.Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Loss of a batch; NonFiniteError, before anything is updated or written, if it is not a finite number."""
-        queries, documents = model(inputs["queries"], inputs["documents"])
+        parts = [model.embed_queries(part) for part in inputs["queries"]]  # type: ignore[operator]
+        queries = torch.cat(parts)
+        documents = torch.cat([model.embed_documents(part) for part in inputs["documents"]])  # type: ignore[operator]
         loss = self.objective(queries, documents, inputs)
         check_finite(
             loss,

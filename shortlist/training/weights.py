@@ -1,0 +1,24 @@
+"""Weights of positives from how often each document is one."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shortlist.metrics import inverse_propensities
+from shortlist.training.examples import ExampleSet
+
+
+def propensity_weights(examples: ExampleSet, *, propensity: tuple[float, float]) -> NDArray[np.float32]:
+    """1/p of each document (Jain et al. 2016), `(docs,)`, scaled so that the training positives weigh 1 in the mean.
+
+    Rare labels weigh more: they are missing from the judgements more often. `propensity` are the constants (A, B) of
+    the data family, as for PSP@k. Raises ConfigError for fewer than three training queries.
+    """
+    counts = examples.document_counts()
+    # The propensity depends on the count alone, and there are few distinct counts.
+    distinct, inverse = np.unique(counts, return_inverse=True)
+    by_count = {str(count): count for count in distinct.tolist()}
+    weighed = inverse_propensities(by_count, by_count, num_train=len(examples), propensity=propensity)
+    weights = np.fromiter(weighed.values(), np.float64, len(distinct))[inverse.reshape(-1)]
+    return (weights * counts.sum() / (weights * counts).sum()).astype(np.float32)
