@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shortlist.indexes.build import model_record as model_record
     from shortlist.indexes.exact import ExactIndex as ExactIndex
     from shortlist.indexes.faiss import FaissIndex as FaissIndex
+    from shortlist.indexes.frequency import FrequencyPrior as FrequencyPrior
     from shortlist.indexes.kinds import INDEXES as INDEXES
     from shortlist.indexes.kinds import open_index as open_index
     from shortlist.indexes.storage import read_manifest as read_manifest
@@ -23,6 +24,7 @@ __getattr__, __all__ = lazy_names(
         "model_record": "build",
         "ExactIndex": "exact",
         "FaissIndex": "faiss",
+        "FrequencyPrior": "frequency",
         "INDEXES": "kinds",
         "open_index": "kinds",
         "read_manifest": "storage",

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from shortlist.errors import ConfigError, DataError, IndexMismatchError, NonFiniteError
 from shortlist.files import atomic_directory, refuse_existing
 from shortlist.indexes.documents import DocumentStore, DocumentWriter
+from shortlist.indexes.frequency import FrequencyPrior, check_inner_product
 from shortlist.indexes.ids import IdTable, IdWriter, check_ids
 from shortlist.indexes.storage import REMOVED, read_manifest, write_manifest
 from shortlist.types import check_k
@@ -54,6 +55,8 @@ class VectorIndex(abc.ABC):
         self.metric = metric
         self.model: dict[str, Any] = {}
         self.documents: DocumentStore | None = None
+        # What the last coordinate of every vector is, if it is a frequency prior (see frequency.py).
+        self.frequency_prior: dict[str, Any] | None = None
         self._ids = IdTable()
 
     # What a kind provides.
@@ -77,6 +80,10 @@ class VectorIndex(abc.ABC):
     def _settings(self) -> dict[str, Any]:
         """Keys of this kind for the manifest."""
         return {}
+
+    def transforms(self) -> list[str]:
+        """What is done to vectors before their inner products are taken, by the names of this kind; here nothing."""
+        return []
 
     # Contents.
 
@@ -104,6 +111,7 @@ class VectorIndex(abc.ABC):
             "count": len(self),
             "dtype": "float32",
             **self._settings(),
+            **({} if self.frequency_prior is None else {"frequency_prior": self.frequency_prior}),
             "model": self.model,
         }
 
@@ -204,7 +212,8 @@ class VectorIndex(abc.ABC):
         if array.shape[1] != self.dim:
             whose = "query vectors have" if queries else "vectors have"
             raise IndexMismatchError(
-                f"the {whose} {array.shape[1]} dimensions, the index{self._built_by()} has {self.dim}; "
+                f"the {whose} {array.shape[1]} dimensions, the index{self._built_by()} has {self.dim}"
+                f"{' with its frequency prior as the last' if self.frequency_prior is not None else ''}; "
                 "use the model that built the index, or build the index again."
             )
         return array
@@ -251,6 +260,7 @@ class VectorIndex(abc.ABC):
             raise DataError(f"{directory} holds an index of kind {manifest['kind']!r}; open it with open_index(path).")
         index = cls(manifest["dim"], metric=manifest["metric"], **cls._open_options(manifest), **options)
         index.model = manifest.get("model", {})
+        index.frequency_prior = manifest.get("frequency_prior")
         removed = directory / REMOVED
         index._ids = IdTable.open(directory, np.load(removed, allow_pickle=False) if removed.is_file() else None)
         index._open_vectors(directory, manifest)
@@ -265,17 +275,22 @@ class VectorIndex(abc.ABC):
         return {}
 
     @classmethod
-    def build(cls, encoder: Any, corpus: Any, **options: Any) -> Self:
+    def build(cls, encoder: Any, corpus: Any, *, frequency_prior: FrequencyPrior | None = None, **options: Any) -> Self:
         """Encode `corpus` and index it in memory; `options` are those of the constructor.
 
         `corpus` is a `Corpus`, a mapping of id to text, a list of texts (ids "0", "1", …) or of documents. For a
-        corpus larger than memory use `shortlist index` or `build_index`, which stream to disk.
+        corpus larger than memory use `shortlist index` or `build_index`, which stream to disk. A `frequency_prior`
+        becomes one more coordinate; ConfigError if the index does not rank by the plain inner product.
         """
         from shortlist.indexes.build import encode_slices, model_record
 
-        index = cls(encoder.dim, **options)
+        index = cls(encoder.dim + (frequency_prior is not None), **options)
         index.model = model_record(encoder)
-        for ids, vectors in encode_slices(encoder, corpus):
+        blocks: Iterable[tuple[Sequence[str], Any]] = encode_slices(encoder, corpus)
+        if frequency_prior is not None:
+            check_inner_product(index)
+            index.frequency_prior, blocks = frequency_prior.record(), frequency_prior.extend(blocks)
+        for ids, vectors in blocks:
             index.add(ids, vectors)
         return index
 

@@ -16,6 +16,7 @@ from shortlist.files import atomic_directory, refuse_existing, write_json
 from shortlist.indexes.base import SLICE, Vectors, check_finite
 from shortlist.indexes.documents import DocumentWriter
 from shortlist.indexes.faiss import FILE, FaissIndex, import_faiss
+from shortlist.indexes.frequency import FrequencyPrior, check_inner_product
 from shortlist.indexes.ids import IdWriter, check_ids
 from shortlist.indexes.kinds import new_index
 from shortlist.indexes.storage import PROVENANCE, ShardWriter, write_manifest
@@ -42,6 +43,7 @@ def build_index(
     model: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     documents: Iterable[Any] | None = None,
+    frequency_prior: FrequencyPrior | None = None,
     link: bool = False,
     progress: Progress | None = None,
     overwrite: bool = False,
@@ -61,6 +63,7 @@ def build_index(
         model: what made the vectors (see `model_record`); search compares its fingerprint.
         provenance: how it came to be (see `manifest.run_manifest`), written as provenance.json; not part of the index.
         documents: records with id, title and text in the order of the ids, stored for titles and snippets.
+        frequency_prior: becomes one more coordinate of every vector, after whatever normalised it; `dim` is without it.
         link: take blocks that are whole memory-mapped `.npy` files by hard link instead of writing them again. The
             files must never be changed afterwards.
         progress: called with the number of vectors of each block once it is written.
@@ -68,13 +71,18 @@ def build_index(
 
     Raises:
         OutputExistsError: `path` exists and `overwrite` is false.
+        ConfigError: a frequency prior in an index that does not rank by the plain inner product.
         DataError: an id is empty or comes twice, or ids and documents differ.
         NonFiniteError: a NaN or infinity, naming the document.
     """
     refuse_existing(Path(path), overwrite=overwrite)
     faiss_options = {"factory": factory} if kind == "faiss" else {}
+    dim += frequency_prior is not None
     index = new_index(kind, dim, metric=metric, device="cpu", **faiss_options)
     index.model = dict(model or {})
+    if frequency_prior is not None:
+        check_inner_product(index)
+        index.frequency_prior, vectors = frequency_prior.record(), frequency_prior.extend(vectors)
     stream = iter(documents) if documents is not None else None
     with atomic_directory(path, overwrite=overwrite) as directory:
         ids_out = IdWriter(directory)

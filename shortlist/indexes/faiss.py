@@ -62,6 +62,20 @@ class FaissIndex(VectorIndex):
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"faiss cannot make {factory!r} for {dim} dimensions: {_reason(error)}.") from None
 
+    def transforms(self) -> list[str]:
+        """Names of faiss's vector transforms inside the factory, such as NormalizationTransform for "L2norm,Flat"."""
+        faiss = import_faiss()
+        names: list[str] = []
+        index: Any = self._index
+        while index is not None:
+            # Wrappers, such as IndexPreTransform, IndexIDMap and IndexRefine, hold the next index under these names.
+            index = faiss.downcast_index(index)
+            chain = getattr(index, "chain", None)
+            for place in range(chain.size() if chain is not None else 0):
+                names.append(type(faiss.downcast_VectorTransform(chain.at(place))).__name__)
+            index = getattr(index, "base_index", None) or getattr(index, "index", None)
+        return names
+
     def _settings(self) -> dict[str, Any]:
         return {"factory": self.factory}
 

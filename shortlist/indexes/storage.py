@@ -1,7 +1,8 @@
 """The index directory: manifest, vector shards, sizes and checksums, and the checks made when one is opened.
 
 ```
-manifest.json            format, kind, metric, dim, count, model, and bytes + sha256 of every other file
+manifest.json            format, kind, metric, dim, count, model, frequency_prior (if the last coordinate is one), and
+                         bytes + sha256 of every other file
 ids.utf8 ids.offsets.npy ids by position
 vectors-00000.npy …      float32 shards (kind exact)      index.faiss   (kind faiss)
 removed.npy              positions removed from index.faiss, if any
@@ -84,9 +85,11 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _check_shape(file: Path, manifest: dict[str, Any]) -> None:
     """Refuse a manifest that was edited: every later step relies on these keys and their types."""
-    expected = {"kind": str, "metric": str, "dim": int, "count": int, "model": dict, "files": dict}
+    expected = {
+        "kind": str, "metric": str, "dim": int, "count": int, "model": dict, "frequency_prior": dict, "files": dict,
+    }  # fmt: skip
     for key, kind in expected.items():
-        if not isinstance(manifest.get(key, {} if key == "model" else None), kind):
+        if not isinstance(manifest.get(key, {} if key in ("model", "frequency_prior") else None), kind):
             raise DataError(f"{file}: {key!r} is {manifest.get(key)!r:.60}; the index is damaged: build it again.")
     for name, entry in manifest["files"].items():
         if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or "sha256" not in entry:
