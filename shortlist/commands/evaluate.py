@@ -198,6 +198,7 @@ def _from_collection(
     names = resolve_measures(measures or collection.measures)
     if options["exclude_self"] is None:
         options["exclude_self"] = collection.exclude_self
+    options["binary_gain"] = collection.kind == "xc"
     if filters := collection.filters(split):
         options["filters"] = filters
     weighted = any(name.startswith(PSP + "@") for name in names)

@@ -8,7 +8,7 @@ evaluation therefore describes one ranking. Values equal pytrec_eval's; the test
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, count
 from typing import Any
 
@@ -81,6 +81,10 @@ class HitTable:
             ideal_grade=np.array(ideal, np.int64),
             ideal_document=ideal_document,
         )
+
+    def binary(self) -> HitTable:
+        """The same table with every grade above 1 as 1; ideal ranks need not change, since all gains are equal."""
+        return replace(self, hit_grade=np.minimum(self.hit_grade, 1), ideal_grade=np.minimum(self.ideal_grade, 1))
 
     def relevant(self, rel: int = 1) -> Values:
         """Number of documents with a grade of at least `rel`, per query `(queries,)`."""

@@ -48,7 +48,7 @@ class Evaluation:
         counts: `queries` (NumQ), `answered`, `missing`, `unjudged`, `without_relevant`, `negative_grades`,
             `Judged@10`; what `exclude_self` and `filters` took out; and `cut_short`, the queries whose list reached the
             deepest cut-off before that and not after it.
-        settings: what changes the numbers beside the measures: `exclude_self`, `filters`, `propensity`.
+        settings: what changes the numbers beside the measures: `exclude_self`, `filters`, `binary_gain`, `propensity`.
         missing: ids of judged queries that the run does not answer.
         unjudged: ids of the run's queries without judgements.
         by_frequency: the measures by training frequency of the labels, if they were asked for; else empty.
@@ -89,6 +89,8 @@ class Evaluation:
                 f"{self.counts['cut_short']} queries have too few documents left for the deepest cut-off; `shortlist "
                 "search` with --data removes before it cuts, any other run needs to be written a little deeper."
             )
+        if self.settings.get("binary_gain"):
+            notes.append("nDCG: every relevance above 0 counts as 1, as extreme classification does.")
         if "propensity" in self.settings:
             used = self.settings["propensity"]
             notes.append(
@@ -119,6 +121,7 @@ def evaluate(
     propensity: tuple[float, float] | None = None,
     num_train: int | None = None,
     by_frequency: bool = False,
+    binary_gain: bool = False,
     name: str | None = None,
     engine: str = "auto",
 ) -> Evaluation:
@@ -135,9 +138,11 @@ def evaluate(
         propensity: (A, B) of PSP@k; 0.55 and 1.5 by default, 0.6 and 2.6 for Amazon, 0.5 and 0.4 for Wikipedia.
         num_train: number of training points; needed by PSP@k.
         by_frequency: also give P@k, R@k, nDCG@k and PSP@k by training frequency of the labels (metrics/frequency.py).
+        binary_gain: nDCG@k counts every grade from 1 as 1, as extreme classification does; the grade is the gain
+            otherwise.
         name: shown as the run's name instead of its own.
         engine: `auto` computes the core measures in NumPy and the rest through ir-measures; `ir-measures` sends all
-            but PSP there (slower, the same values).
+            but PSP and binary nDCG there (slower, the same values).
 
     Raises:
         ConfigError: unknown measure, PSP or `by_frequency` without training counts.
@@ -162,6 +167,7 @@ def evaluate(
     columns: dict[str, tuple[Values, float]] = {}
     others = []
     weights: LabelWeights | None = None
+    graded = bool((table.ideal_grade > 1).any())
     for measure in names:
         if measure.startswith(PSP + "@"):
             if weights is None:
@@ -170,11 +176,13 @@ def evaluate(
             columns[measure] = (values, float(np.mean(values)))
             continue
         measured = measure_object(measure)
-        function: Callable[[HitTable], Values] | None = core_measure(measured) if engine == "auto" else None
-        if function is None:
+        function: Callable[[HitTable], Values] | None = core_measure(measured)
+        flat = binary_gain and graded and measured.NAME == "nDCG"
+        if function is None or (engine != "auto" and not flat):
             others.append(measured)
         else:
-            values = function(table)
+            settings |= {"binary_gain": True} if flat else {}
+            values = function(table.binary() if flat else table)
             columns[measure] = (values, float(np.mean(values)))
     if others:
         columns |= evaluate_with_providers(judgements, rankings.items(), others)
@@ -183,7 +191,7 @@ def evaluate(
     if by_frequency:
         if train_counts is None:
             raise ConfigError(_NO_COUNTS.format("by_frequency groups", ""))
-        groups = frequency_groups(table, names, train_counts, weights)
+        groups = frequency_groups(table.binary() if binary_gain else table, names, train_counts, weights)
 
     missing = tuple(table.queries[row] for row in np.flatnonzero(table.lengths == 0))
     unjudged = tuple(query for query in results if query not in judgements)

@@ -187,3 +187,118 @@ def test_psp_without_a_train_split_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "out.run").write_text("q Q0 a 1 2 r\n")
     with pytest.raises(DataError, match="no train split"):
         evaluate_files([str(tmp_path / "out.run"), "PSP@1"], data=tmp_path)
+
+
+def write_xc(folder, labels, train, test):
+    folder.mkdir()
+    (folder / "lbl.json").write_text("".join(json.dumps({"uid": uid, "title": text}) + "\n" for uid, text in labels))
+    for stem, rows in (("trn", train), ("tst", test)):
+        records = [
+            {
+                "uid": f"{stem}{row}",
+                "title": f"text {row}",
+                "target_ind": list(targets),
+                "target_rel": list(targets.values()),
+            }
+            for row, targets in enumerate(rows)
+        ]
+        (folder / f"{stem}.json").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.fixture
+def uneven(tmp_path):
+    """Twelve labels: `head` on nine of ten training points, `new` on none, two with one text; graded relevance."""
+    labels = [
+        ("head", "a"),
+        *[(f"m{n}", f"text {n}") for n in range(8)],
+        ("twin1", "twin"),
+        ("twin2", "twin"),
+        ("new", "n"),
+    ]
+    train = [{0: 1, 1 + row % 8: 1} for row in range(9)] + [{9: 1, 10: 2}]
+    test = [{0: 1, 11: 1}, {9: 3, 10: 1}, {}]
+    return write_xc(tmp_path / "uneven", labels, train, test)
+
+
+RANKED = {"tst0": "head new m0 m1", "tst1": "twin2 twin1 head m1", "tst2": "head m0"}
+
+
+@pytest.fixture
+def uneven_run(tmp_path):
+    lines = [
+        f"{query} Q0 {label} {rank} {-rank} r\n"
+        for query, ranked in RANKED.items()
+        for rank, label in enumerate(ranked.split(), 1)
+    ]
+    (tmp_path / "xc.run").write_text("".join(lines))
+    return str(tmp_path / "xc.run")
+
+
+def test_measures_by_training_frequency_are_printed_and_in_the_json(uneven, uneven_run, capsys):
+    # issue 3, item 7: head, torso, tail in deciles, zero-shot labels apart
+    payload = evaluate_files([uneven_run, "P@1", "R@2", "PSP@1"], data=uneven, by_frequency=True)
+    printed = capsys.readouterr().out
+    assert "by training frequency" in printed and "decile 10" in printed and "zero-shot" in printed
+    groups = {group["name"]: group for group in payload["runs"][0]["by_frequency"]}
+    assert groups["head"]["labels"] == 1 and groups["head"]["training_points"] == [9, 9]
+    assert groups["zero-shot"] == {
+        "name": "zero-shot", "labels": 1, "training_points": [0, 0], "training_positives": 0, "test_positives": 1,
+        "test_queries": 1, "values": {"P@1": 0.0, "R@2": 1.0, "PSP@1": 0.0},
+    }  # fmt: skip
+    assert sum(group["labels"] for name, group in groups.items() if name.startswith("decile")) == 11
+    assert groups["head"]["values"]["P@1"] == pytest.approx(1 / 3)
+    assert groups["tail"]["values"]["P@1"] == pytest.approx(1 / 3)
+    capsys.readouterr()
+    evaluate_files([uneven_run, "P@1", "R@2", "PSP@1"], data=uneven, by_frequency=True, as_json=True)
+    assert json.loads(capsys.readouterr().out) == payload
+
+
+def test_points_without_labels_and_equal_label_texts_are_counted_as_they_are(uneven, uneven_run):
+    (run,) = evaluate_files([uneven_run, "P@2", "R@2", "nDCG@2"], data=uneven)["runs"]
+    assert run["counts"]["queries"] == 3 and run["counts"]["without_relevant"] == 1
+    # Both labels called "twin" are documents of their own: two hits for tst1.
+    assert run["mean"]["P@2"] == pytest.approx(2 / 3) and run["mean"]["R@2"] == pytest.approx(2 / 3)
+    # Extreme classification's nDCG is binary, so the grade of 3 at rank 2 costs nothing.
+    assert run["mean"]["nDCG@2"] == pytest.approx(2 / 3) and run["settings"]["binary_gain"] is True
+
+
+def test_equal_label_texts_stand_beside_each_other_in_a_run(uneven, tmp_path):
+    from shortlist.commands.search import search
+    from shortlist.data import load_collection
+
+    (tmp_path / "q.jsonl").write_text('{"_id": "q", "text": "twin"}\n')
+    run = search(bm25=True, data=uneven, queries=tmp_path / "q.jsonl", output=tmp_path / "bm25.run")
+    assert list(run["q"])[:2] == ["twin2", "twin1"]  # equal scores: by id, descending
+    assert len(load_collection(uneven).corpus) == 12
+
+
+def test_the_family_of_propensities_can_be_named(uneven, uneven_run, capsys):
+    (run,) = evaluate_files([uneven_run, "PSP@1"], data=uneven)["runs"]
+    assert run["settings"]["propensity"] == {"A": 0.55, "B": 1.5, "family": "other", "num_train": 10}
+    assert "A=0.55, B=1.5 (family other), 10 training points" in capsys.readouterr().out
+    (run,) = evaluate_files([uneven_run, "PSP@1"], data=uneven, propensity="amazon")["runs"]
+    assert run["settings"]["propensity"]["A"] == 0.6
+    amazon = uneven.rename(uneven.with_name("LF-AmazonSomething"))
+    (run,) = evaluate_files([uneven_run, "PSP@1"], data=amazon)["runs"]
+    assert run["settings"]["propensity"]["family"] == "amazon"
+    with pytest.raises(ConfigError, match="amazn"):
+        evaluate_files([uneven_run, "PSP@1"], data=amazon, propensity="amazn")
+
+
+def test_what_needs_training_counts_needs_a_collection_with_a_train_split(files, toy_beir, uneven, uneven_run):
+    for option in ({"by_frequency": True}, {"propensity": "amazon"}):
+        with pytest.raises(ConfigError, match="needs training counts"):
+            evaluate_files(files, **option)
+    (uneven / "trn.json").unlink()
+    with pytest.raises(DataError, match=r"by_frequency groups.*no train split.*Leave it out"):
+        evaluate_files([uneven_run, "P@1"], data=uneven, by_frequency=True)
+
+
+def test_a_run_over_documents_can_be_split_by_frequency_too(toy_beir, toy, tmp_path):
+    qrels = toy.qrels("test")
+    lines = [f"{query} Q0 {id} 0 {grade} p\n" for query in qrels for id, grade in qrels[query].items() if grade > 0]
+    (tmp_path / "perfect.run").write_text("".join(lines))
+    payload = evaluate_files([str(tmp_path / "perfect.run"), "R@100"], data=toy_beir, by_frequency=True)
+    zero = payload["runs"][0]["by_frequency"][-1]
+    assert zero["name"] == "zero-shot" and zero["labels"] > 0 and zero["values"]["R@100"] == pytest.approx(1.0)

@@ -86,3 +86,35 @@ def test_many_labels_and_graded_relevance_count_as_binary_in_p():
     run = {f"l{number}": float(-number) for number in range(400)}
     result = evaluate({"t": labels}, {"t": run}, ["P@100", "R@100", "nDCG@400"])
     assert result.mean["P@100"] == 1.0 and result.mean["R@100"] == pytest.approx(1 / 3)
+
+
+def test_lists_that_the_filters_leave_too_short_are_counted():
+    # issue 3, item 7: a run cut at k and filtered afterwards has fewer than k
+    result = evaluate(QRELS, RUN, ["P@3"], filters={"t1": {"l3"}, "t3": {"never ranked"}})
+    assert result.counts["cut_short"] == 1 and "1 queries have too few documents left" in str(result)
+    assert evaluate(QRELS, RUN, ["P@2"], filters={"t1": {"l3"}}).counts["cut_short"] == 0
+    own = evaluate(
+        {"a": {"b": 1}}, {"a": {"a": 2, "b": 1}}, ["P@2"], exclude_self=True, filters={"a": {"a"}}
+    )  # one document, taken out once
+    assert (own.counts["self_excluded"], own.counts["filtered"], own.counts["cut_short"]) == (1, 0, 1)
+
+
+def test_points_without_labels_are_zero_and_counted():
+    # methods-dexml-lite §3.5, pitfall 7
+    qrels = QRELS | {"empty": {}}
+    result = evaluate(qrels, RUN | {"empty": {"l1": 1}}, ["R@3", "nDCG@3", "PSP@3"], train_counts=COUNTS, num_train=100)
+    assert result.per_query["empty"] == {"R@3": 0.0, "nDCG@3": 0.0, "PSP@3": 0.0}
+    assert result.counts["without_relevant"] == 1
+    plain = evaluate(QRELS, RUN, ["R@3", "PSP@3"], train_counts=COUNTS, num_train=100)
+    assert result.mean["R@3"] == pytest.approx(plain.mean["R@3"] * 3 / 4)
+    assert result.mean["PSP@3"] == pytest.approx(plain.mean["PSP@3"])  # nothing in either of the two means
+
+
+def test_a_propensity_is_a_family_or_two_numbers():
+    from shortlist.metrics.xc import parse_propensity, propensity_name
+
+    assert parse_propensity("Amazon") == (0.6, 2.6) and parse_propensity("wikipedia") == (0.5, 0.4)
+    assert parse_propensity("0.7, 1") == (0.7, 1.0) and propensity_name((0.7, 1.0)) == "own"
+    for text in ("amazn", "0.5", "1,2,3", "0.5,0", "-1,1", "nan,1", "0.5,inf"):
+        with pytest.raises(ConfigError, match="expected other, amazon, wikipedia"):
+            parse_propensity(text)
