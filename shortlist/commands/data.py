@@ -80,7 +80,7 @@ def print_info(found: dict[str, Any]) -> None:
     if found["splits"]:
         _print_splits(console, found)
     if "labels" in found:
-        _print_labels(console, found["labels"])
+        _print_labels(console, found)
     for split, lists in found.get("lists", {}).items():
         per = lists["documents"] or {"mean": 0, "max": 0}
         console.print(f"lists {split}: {lists['lists']:,}, {per['mean']:g} documents each (at most {per['max']:,})")
@@ -168,12 +168,26 @@ def _print_splits(console: Console, found: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _print_labels(console: Console, labels: dict[str, Any]) -> None:
+def _print_labels(console: Console, found: dict[str, Any]) -> None:
+    labels = found["labels"]
+    spread = ("min", "p50", "p90", "p95", "p99", "max", "mean")
+    table = _table("", "count", *spread)
+    rows = {f"labels a {split} point": values for split, values in labels["labels_per_point"].items()}
+    counts = {
+        name: found["splits"][split]["queries"] for name, split in zip(rows, labels["labels_per_point"], strict=True)
+    }
+    if "points_per_label" in labels:
+        rows["train points a label"], counts["train points a label"] = labels["points_per_label"], labels["count"]
+    for name, values in rows.items():
+        if values is not None:
+            table.add_row(name, f"{counts[name]:,}", *(f"{values[one]:,}" for one in spread))
+    console.print(table)
+    console.print(f"labels without text: {labels['without_text']['count']:,}")
     if labels["propensity"]:
-        console.print("propensity A = {:g}, B = {:g}".format(*labels["propensity"]))
+        constants = "A = {:g}, B = {:g}".format(*labels["propensity"])
+        console.print(f"propensity {constants} (family {labels['propensity_family']})")
     pairs = ", ".join(f"{split} {count:,}" for split, count in labels["filtered_pairs"].items() if count)
-    if pairs:
-        console.print(f"pairs never to be predicted: {pairs}")
+    console.print(f"pairs never to be predicted: {pairs or 'none'}")
     if "groups" not in labels:
         return
     table = _table("labels by training frequency", "labels", "training points", "of train", "of test")
@@ -183,6 +197,9 @@ def _print_labels(console: Console, labels: dict[str, Any]) -> None:
             "" if share is None else f"{share:.1%}" for share in (group["share_of_train"], group["share_of_test"])
         )
         table.add_row(name, f"{group['labels']:,}", f"{low:,} to {high:,}", *shares)
+    unseen = labels["without_training_points"]
+    share = unseen["share_of_test"]
+    table.add_row("zero-shot", f"{unseen['count']:,}", "0", "0.0%", "" if share is None else f"{share:.1%}")
     console.print(table)
 
 

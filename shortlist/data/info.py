@@ -18,13 +18,14 @@ import numpy as np
 from shortlist.data.collection import Collection
 from shortlist.data.documents import RankedList
 from shortlist.data.label_qrels import LabelQrels, positive_counts
-from shortlist.data.registry import lookup
+from shortlist.data.registry import FAMILIES, lookup
 from shortlist.types import Qrels
 
 EXAMPLES = 3
 _PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 _FIELDS = 20  # metadata fields listed by name
-# Labels by training frequency, most frequent first: the first 10 %, the next 40 %, the last 50 %.
+# Labels with a training point, most frequent first: the first 10 %, the next 40 %, the last 50 %, as the evaluation
+# by frequency cuts them (shortlist.metrics.frequency).
 _GROUPS = {"head": (0.0, 0.1), "torso": (0.1, 0.5), "tail": (0.5, 1.0)}
 
 
@@ -207,7 +208,11 @@ def _shared(qrels: Mapping[str, Qrels], texts: Mapping[str, Mapping[str, str]]) 
 
 def _labels(collection: Collection, qrels: Mapping[str, Qrels]) -> dict[str, Any]:
     """Labels per point and points per label, by training frequency; labels without training points; filters."""
-    result: dict[str, Any] = {"propensity": list(collection.propensity or ())}
+    constants = tuple(collection.propensity or ())
+    result: dict[str, Any] = {"count": len(collection.corpus), "propensity": list(constants)}
+    result["propensity_family"] = next((name for name, known in FAMILIES.items() if known == constants), "own")
+    empty = (document.id for document in collection.corpus if _blank(document.title) and _blank(document.text))
+    result["without_text"] = _named(list(empty))
     pairs = {split: sum(len(labels) for labels in collection.filters(split).values()) for split in qrels}
     result["filtered_pairs"] = pairs
     result["labels_per_point"] = {split: _spread(_judgements(judged)[1]) for split, judged in qrels.items()}
@@ -216,8 +221,10 @@ def _labels(collection: Collection, qrels: Mapping[str, Qrels]) -> dict[str, Any
     counts = positive_counts(qrels["train"])
     order = sorted(counts, key=lambda label: -counts[label])
     result["points_per_label"] = _spread(list(counts.values()))
-    result["without_training_points"] = _named([label for label in order if counts[label] == 0])
+    unseen = [label for label in order if counts[label] == 0]
+    order = order[: len(order) - len(unseen)]
     test = positive_counts(qrels["test"]) if "test" in qrels else {}
+    result["without_training_points"] = _named(unseen) | {"share_of_test": _share(unseen, test)}
     result["groups"] = {}
     for name, (start, stop) in _GROUPS.items():
         members = order[round(start * len(order)) : round(stop * len(order))]

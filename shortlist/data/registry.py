@@ -21,6 +21,7 @@ XC_FILTERS = ("filter_labels_train.txt", "filter_labels_test.txt")
 
 # Propensity parameters (A, B) of Jain et al. 2016, by family of label set.
 AMAZON, WIKIPEDIA, OTHER = (0.6, 2.6), (0.5, 0.4), (0.55, 1.5)
+FAMILIES = {"other": OTHER, "amazon": AMAZON, "wikipedia": WIKIPEDIA}
 
 
 @dataclass(frozen=True, slots=True)

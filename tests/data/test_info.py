@@ -109,6 +109,47 @@ def test_label_sets_report_labels_per_point_and_head_torso_tail(toy_xc):
     assert info["splits"]["train"]["judgements"] == total == info["splits"]["train"]["grades"]["1"]
 
 
+def test_a_label_set_is_described_as_its_user_needs_it(tmp_path, capsys):
+    labels = ["one", "", "three", "unseen", *[f"l{n}" for n in range(8)]]
+    (tmp_path / "LF-AmazonToy").mkdir()
+    folder = tmp_path / "LF-AmazonToy"
+    (folder / "lbl.json").write_text("".join(json.dumps({"title": text}) + "\n" for text in labels))
+    train = [[0, 1], [0, 2], [0, 4, 5, 6], [7, 8, 9, 10, 11], []]
+    for stem, rows in (("trn", train), ("tst", [[0], [3]])):
+        lines = [json.dumps({"title": f"{stem} {row}", "target_ind": row}) + "\n" for row in rows]
+        (folder / f"{stem}.json").write_text("".join(lines))
+    (folder / "filter_labels_test.txt").write_text("1 0\n")
+    labels = command.info(folder)["labels"]
+    assert labels["count"] == 12 and labels["without_text"] == {"count": 1, "examples": ["1"]}
+    assert labels["propensity"] == [0.6, 2.6] and labels["propensity_family"] == "amazon"
+    assert labels["without_training_points"] == {"count": 1, "examples": ["3"], "share_of_test": 0.5}
+    assert sum(group["labels"] for group in labels["groups"].values()) == 11  # the unseen label is in no group
+    assert labels["groups"]["tail"]["training_points"][0] == 1
+    printed = capsys.readouterr().out
+    for part in ("labels a train point", "labels a test point", "train points a label", "labels without text: 1",
+                 "propensity A = 0.6, B = 2.6 (family amazon)", "never to be predicted: test 1", "zero-shot",
+                 "1 labels have no training point: 3."):  # fmt: skip
+        assert part in printed
+
+
+def test_the_groups_of_labels_are_those_of_the_evaluation(toy_xc):
+    from shortlist.data.label_qrels import positive_counts
+    from shortlist.data.registry import FAMILIES
+    from shortlist.metrics import evaluate
+    from shortlist.metrics.xc import PROPENSITY_FAMILIES
+
+    assert FAMILIES == PROPENSITY_FAMILIES
+    collection = load_collection(toy_xc)
+    counts = positive_counts(collection.qrels("train"))
+    run = {query: {label: 1.0} for query in collection.qrels("test") for label in list(counts)[:1]}
+    measured = evaluate(collection.qrels("test"), run, ["R@1"], train_counts=counts, by_frequency=True).by_frequency
+    described = collection_info(collection)["labels"]["groups"]
+    for group in measured:
+        if group.name in described:
+            assert group.labels == described[group.name]["labels"]
+            assert list(group.training_points) == described[group.name]["training_points"]
+
+
 def test_points_without_labels_do_not_shift_the_counts_of_others(tmp_path):
     records = [{"uid": "a", "title": "x", "target_ind": []}, {"uid": "b", "title": "y", "target_ind": [0, 1]},
                {"uid": "c", "title": "z", "target_ind": []}]  # fmt: skip
