@@ -126,6 +126,9 @@ def index(
     documents: Annotated[
         bool, typer.Option("--documents/--no-documents", help="Store titles and texts, for snippets.")
     ] = True,
+    frequency_prior: Annotated[
+        str | None, typer.Option("--frequency-prior", help="Store how frequent labels are in this split, for search.")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch_tokens: BatchTokens = None,
@@ -138,8 +141,8 @@ def index(
 
     run(
         model=model, data=data, output=output, vectors=vectors, kind=kind, factory=factory, store_documents=documents,
-        device=device, dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty, on_error=on_error,
-        overwrite=overwrite,
+        frequency_prior=frequency_prior, device=device, dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty,
+        on_error=on_error, overwrite=overwrite,
     )  # fmt: skip
 
 
@@ -157,6 +160,12 @@ def search(
     tag: Annotated[str | None, typer.Option("--tag", help="Name of the run (default: from the output).")] = None,
     format: Annotated[str, typer.Option("--format", help="trec or msmarco (three columns).")] = "trec",
     exclude_self: ExcludeSelf = "auto",
+    frequency_bias: Annotated[
+        float | None, typer.Option("--frequency-bias", help="Weight of the log label frequency: -0.5 helps rare ones.")
+    ] = None,
+    frequency_prior: Annotated[
+        str | None, typer.Option("--frequency-prior", help="Split counted for it, without an index (default: train).")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: AsJson = False,
@@ -167,8 +176,8 @@ def search(
 
     run(
         index=index, model=model, data=data, bm25=bm25, split=split, query=query, queries=queries, top_k=top_k,
-        output=output, tag=tag, format=format, exclude_self=exclude_self, device=device, dtype=dtype, as_json=as_json,
-        overwrite=overwrite,
+        output=output, tag=tag, format=format, exclude_self=exclude_self, frequency_bias=frequency_bias,
+        frequency_prior=frequency_prior, device=device, dtype=dtype, as_json=as_json, overwrite=overwrite,
     )  # fmt: skip
 
 

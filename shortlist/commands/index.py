@@ -13,8 +13,10 @@ from typing import Any
 from shortlist.data import Collection, load_collection
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import refuse_existing
-from shortlist.indexes import INDEXES, build_index, model_record
+from shortlist.indexes import INDEXES, FrequencyPrior, build_index, model_record
+from shortlist.indexes.frequency import check_inner_product
 from shortlist.manifest import run_manifest
+from shortlist.metrics import count_labels
 from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DualEncoder
 from shortlist.retrieval.encode import encode_corpus
 from shortlist.retrieval.engine import progress_bar
@@ -32,6 +34,7 @@ def index(
     kind: str = "exact",
     factory: str = "Flat",
     store_documents: bool = True,
+    frequency_prior: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
     batch_tokens: int | None = None,
@@ -52,6 +55,8 @@ def index(
         kind: "exact" or "faiss".
         factory: faiss factory string, for kind "faiss".
         store_documents: keep titles and texts beside the vectors, for showing results.
+        frequency_prior: a split whose labels are counted; the log of each document's share is stored as one more
+            coordinate, which `search --frequency-bias` weighs.
         device: of the model.
         dtype: of the model's computation.
         batch_tokens: tokens of one forward pass.
@@ -67,17 +72,22 @@ def index(
     if kind != "faiss" and factory != "Flat":
         raise ConfigError(f"factory {factory!r} is for --kind faiss; the kind is {kind!r}.")
     partial = target.with_name(target.name + ".partial")
+    prior = None
     if vectors is None:
         encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
-        _check_factory(kind, encoder.dim, factory)
+        _check_factory(kind, encoder.dim, factory, prior=frequency_prior is not None)
         collection = load_collection(data, on_empty=on_empty, on_error=on_error)
+        if frequency_prior is not None:
+            prior = count_prior(collection, frequency_prior, encoder.temperature)
         store = _encode(encoder, collection, partial, batch_tokens=batch_tokens, overwrite=overwrite)
         record = _located(model_record(encoder, name=str(model)), model, target)
     else:
         store = VectorStore.open(vectors)
-        _check_factory(kind, store.dim, factory)
+        _check_factory(kind, store.dim, factory, prior=frequency_prior is not None)
         collection = load_collection(data, on_empty=on_empty, on_error=on_error)
-        record = _stored_record(store, Path(vectors), model, target)
+        record, temperature = _stored_record(store, Path(vectors), model, target)
+        if frequency_prior is not None:
+            prior = count_prior(collection, frequency_prior, temperature)
     _remove_leftovers(target)
     with progress_bar(len(store), "documents") as bar:
         count = build_index(
@@ -91,6 +101,7 @@ def index(
                 data=collection.name, corpus=collection.corpus.fingerprint, checksums=collection.checksums()
             ),
             documents=collection.corpus if store_documents else None,
+            frequency_prior=prior,
             # Our own shards become the index's; files of the user are copied, for they may be changed later.
             link=vectors is None,
             progress=bar.update,
@@ -114,10 +125,34 @@ def index(
     }
 
 
-def _check_factory(kind: str, dim: int, factory: str) -> None:
+def count_prior(collection: Collection, split: str, temperature: float | None) -> FrequencyPrior:
+    """How frequent each document is among the positives of `split`, for a model trained at `temperature`.
+
+    A model that does not say its temperature counts as trained at 1; that is reported.
+    """
+    qrels = collection.qrels(split)
+    if temperature is None:
+        logger.info(
+            "the model does not record the temperature it was trained with; the frequency prior takes 1, so that a "
+            "frequency bias is in units of the score."
+        )
+    prior = FrequencyPrior(
+        count_labels(qrels), len(collection.corpus), temperature or 1.0, {"split": split, "queries": len(qrels)}
+    )
+    logger.info(
+        "frequency prior: %s positives of %s queries (split %s), %s of %s documents have one, temperature %s",
+        f"{prior.positives:,}", f"{len(qrels):,}", split, f"{len(prior.counts):,}", f"{prior.documents:,}",
+        prior.temperature,
+    )  # fmt: skip
+    return prior
+
+
+def _check_factory(kind: str, dim: int, factory: str, *, prior: bool) -> None:
     """A wrong factory must fail before hours of encoding."""
     if kind == "faiss":
-        INDEXES[kind](dim, factory=factory)  # type: ignore[call-arg]
+        index = INDEXES[kind](dim + prior, factory=factory)  # type: ignore[call-arg]
+        if prior:
+            check_inner_product(index)
 
 
 def _encode(
@@ -153,13 +188,15 @@ def _located(record: dict[str, Any], model: str | os.PathLike[str], target: Path
     return record
 
 
-def _stored_record(store: VectorStore, vectors: Path, model: str | os.PathLike[str], target: Path) -> dict[str, Any]:
-    """What `encode` recorded about the model, and where the model is if `model` is the one."""
+def _stored_record(
+    store: VectorStore, vectors: Path, model: str | os.PathLike[str], target: Path
+) -> tuple[dict[str, Any], float | None]:
+    """What `encode` recorded about the model, and where the model is and its temperature if `model` is the one."""
     if store.manifest.get("side", "document") != "document":
         raise DataError(f"{vectors} holds vectors of queries; an index needs those of documents: encode them.")
     keys = (
         "dim", "fingerprint", "prompts", "query_max_length", "doc_max_length", "pooling", "normalise", "similarity",
-        "template", "dtype",
+        "template", "document_side", "documents", "dtype",
     )  # fmt: skip
     record = {"name": None, **{key: store.manifest[key] for key in keys if key in store.manifest}}
     try:
@@ -167,13 +204,14 @@ def _stored_record(store: VectorStore, vectors: Path, model: str | os.PathLike[s
     except MissingInputError:
         encoder = None
     if encoder is not None and encoder.fingerprint == store.fingerprint:
-        return _located({**record, "name": model_record(encoder, name=str(model))["name"]}, model, target)
+        name = model_record(encoder, name=str(model))["name"]
+        return _located({**record, "name": name}, model, target), encoder.temperature
     logger.warning(
         "the vectors in %s (fingerprint %s) were not made by %s; the index does not know its model, so `search` will "
         "need --model.",
         vectors, store.fingerprint, model,
     )  # fmt: skip
-    return record
+    return record, None
 
 
 def _remove_leftovers(target: Path) -> None:

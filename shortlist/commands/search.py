@@ -51,6 +51,8 @@ def search(
     tag: str | None = None,
     format: str = "trec",
     exclude_self: str | bool = "auto",
+    frequency_bias: float | None = None,
+    frequency_prior: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
     as_json: bool = False,
@@ -77,18 +79,23 @@ def search(
         format: "trec" or "msmarco".
         exclude_self: leave out the document with the query's own id: "true", "false", or "auto" (the rule of the
             data set).
+        frequency_bias: strength of the frequency prior: added to every score is this times the model's temperature
+            times the log of the document's share of the training positives. Negative helps rare documents.
+        frequency_prior: the split whose labels are counted for it when `data` is searched without an index; by default
+            train. An index holds its own (`shortlist index --frequency-prior`).
         device: of model and index.
         dtype: of the model's computation.
         as_json: print JSON in place of the table.
         overwrite: replace `output`.
 
     Raises:
-        ConfigError: options that exclude each other or are missing, k below 1.
+        ConfigError: options that exclude each other or are missing, k below 1, a frequency bias without a prior.
         MissingInputError: index, model, collection or split is not there.
         IndexMismatchError: `model` is not the one of the index.
     """
     check_k(top_k)
     _check_options(index, model, data, bm25, split, query, queries, output, tag, format)
+    _check_frequency(index, bm25, frequency_bias, frequency_prior)
     if output is not None:
         refuse_directory(output)
         refuse_existing(output, overwrite=overwrite)
@@ -97,7 +104,8 @@ def search(
     name = tag or (_stem(Path(output)) if output is not None else "bm25" if bm25 else "dense")
     # Queries first: a wrong split must fail before anything is encoded.
     texts = _queries(collection, split, queries) if query is None else {}
-    searcher = _searcher(index, model, collection, bm25, device, dtype)
+    prior = (frequency_prior or "train") if frequency_bias is not None else None
+    searcher = _searcher(index, model, collection, bm25, device, dtype, frequency_bias, prior)
     if query is not None:
         results = _rank(searcher, query, top_k, collection)
         if output is not None:
@@ -122,7 +130,11 @@ def search(
 
 
 def _log_settings(searcher: Searcher) -> None:
-    """What can move a score without being seen in the run: model, prompts, lengths, normalisation, dtype."""
+    """What can move a score without being seen in the run: model, prompts, lengths, norm, dtype, frequency bias."""
+    prior = getattr(searcher, "frequency_prior", None)
+    if prior is not None:
+        facts = ", ".join(f"{name} {value!r}" for name, value in prior.items())
+        logger.info("frequency bias %s of the prior with %s", getattr(searcher, "frequency_bias", 0.0), facts)
     encoder = getattr(searcher, "encoder", None)
     if encoder is not None:
         settings = ", ".join(f"{name} {value!r}" for name, value in encoder.settings().items())
@@ -155,6 +167,15 @@ def _check_options(
         raise ConfigError(f"tag {tag!r} is empty or holds a blank; a run file's tag is one word.")
 
 
+def _check_frequency(index: Any, bm25: bool, bias: float | None, prior: str | None) -> None:
+    if bias is None and prior is not None:
+        raise ConfigError("--frequency-prior names the split that --frequency-bias counts; pass both, or neither.")
+    if prior is not None and index is not None:
+        raise ConfigError("an index holds its own frequency prior; leave out --frequency-prior when searching it.")
+    if bias is not None and (bm25 or (index is not None and _is_bm25(Path(index)))):
+        raise ConfigError("--frequency-bias needs vectors; BM25 has none: pass --model, or an index of vectors.")
+
+
 def _exclude_self(value: str | bool, collection: Collection | None) -> bool:
     if isinstance(value, bool):
         return value
@@ -174,8 +195,9 @@ def _queries(
 
 
 def _searcher(
-    index: str | os.PathLike[str] | None, model: Any, collection: Collection | None, bm25: bool, device: str, dtype: str
-) -> Searcher:
+    index: str | os.PathLike[str] | None, model: Any, collection: Collection | None, bm25: bool, device: str,
+    dtype: str, bias: float | None, prior: str | None,
+) -> Searcher:  # fmt: skip
     """What answers the queries. Only what is needed is imported: BM25 needs no torch."""
     if bm25 and collection is not None:
         from shortlist.retrieval.lexical import LexicalRetriever
@@ -195,11 +217,17 @@ def _searcher(
     corpus = collection.corpus if collection is not None else None
     if index is None:
         encoder = DualEncoder.from_pretrained(model or DEFAULT_MODEL, device=device, dtype=dtype)
-        return Retriever(encoder, ExactIndex.build(encoder, corpus, device=device), corpus=corpus)
+        counted = None
+        if prior is not None and collection is not None:
+            from shortlist.commands.index import count_prior
+
+            counted = count_prior(collection, prior, encoder.temperature)
+        built = ExactIndex.build(encoder, corpus, device=device, frequency_prior=counted)
+        return Retriever(encoder, built, corpus=corpus, frequency_bias=bias)
     opened = open_index(index, device=device)
     encoder = _encoder_of(Path(index), opened.model, model, device, dtype)
     # The index's own store shows what was indexed; the collection is for indexes without one.
-    return Retriever(encoder, opened, corpus=None if opened.documents is not None else corpus)
+    return Retriever(encoder, opened, corpus=None if opened.documents is not None else corpus, frequency_bias=bias)
 
 
 def _is_bm25(index: Path) -> bool:

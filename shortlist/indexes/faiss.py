@@ -71,8 +71,9 @@ class FaissIndex(VectorIndex):
             # Wrappers, such as IndexPreTransform, IndexIDMap and IndexRefine, hold the next index under these names.
             index = faiss.downcast_index(index)
             chain = getattr(index, "chain", None)
-            for place in range(chain.size() if chain is not None else 0):
-                names.append(type(faiss.downcast_VectorTransform(chain.at(place))).__name__)
+            if chain is not None:
+                places = map(chain.at, range(chain.size()))
+                names += [type(faiss.downcast_VectorTransform(place)).__name__ for place in places]
             index = getattr(index, "base_index", None) or getattr(index, "index", None)
         return names
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,8 +62,12 @@ class FrequencyPrior:
     def coordinate(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """T * log pi of each document, `(docs,)`."""
         counts = np.fromiter((self.counts.get(id, 0) for id in ids), np.float64, len(ids))
-        total = sum(self.counts.values()) + self.documents
-        return (self.temperature * np.log((counts + 1) / total)).astype(np.float32)
+        return (self.temperature * np.log((counts + 1) / (self.positives + self.documents))).astype(np.float32)
+
+    @cached_property
+    def positives(self) -> int:
+        """Training positives in all."""
+        return sum(self.counts.values())
 
     def extend(
         self, blocks: Iterable[tuple[Sequence[str], Any]]
@@ -76,7 +81,7 @@ class FrequencyPrior:
         """What the manifest of an index says of the prior in it."""
         return {
             **self.source,
-            "positives": sum(self.counts.values()),
+            "positives": self.positives,
             "seen": sum(count > 0 for count in self.counts.values()),
             "smoothing": 1,
             "temperature": self.temperature,
@@ -91,14 +96,14 @@ def check_inner_product(index: VectorIndex) -> None:
     """
     if index.metric != "ip":
         raise ConfigError(
-            f"the metric of the index is {index.metric!r}, and a frequency prior is a term of the inner product; use ip."
+            f"the metric of the index is {index.metric!r}; a frequency prior is a term of the inner product: use ip."
         )
     for name in index.transforms():
         if name not in _PRESERVING:
             raise ConfigError(
-                f"the factory {index.manifest.get('factory')!r} has a {name} inside, which normalises or centres vectors and would "
-                "distort the coordinate of the frequency prior; use a factory of plain inner products, such as Flat, "
-                "HNSW32 or IVF64,Flat."
+                f"factory {index.manifest.get('factory')!r} has a {name} inside, which normalises or centres vectors "
+                "and would distort the coordinate of the frequency prior; use a factory of plain inner products, such "
+                "as Flat, HNSW32 or IVF64,Flat."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -11,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data.documents import Document
-from shortlist.errors import DataError, IndexMismatchError
+from shortlist.errors import ConfigError, DataError, IndexMismatchError
 from shortlist.indexes.base import VectorIndex
+from shortlist.indexes.frequency import with_bias
 from shortlist.retrieval.dual_encoder import DualEncoder, as_texts
 from shortlist.retrieval.encode import encode_stream
 from shortlist.types import Encoder, Index, Ranked, Run, Texts, check_k, left_out
@@ -30,16 +32,28 @@ class Retriever:
         encoder: a `DualEncoder`, or anything with its `dim`, `fingerprint` and `encode_queries`.
         index: an index of vectors that this encoder made.
         corpus: where `rank` takes documents from; by default the document store of the index, if it has one.
+        frequency_bias: strength tau of the frequency prior in the index: every score is <q, d> + tau * temperature *
+            log pi of the document. None or 0: the plain scores. See `shortlist.indexes.FrequencyPrior`.
 
     Raises:
         IndexMismatchError: the index records the fingerprint of another model, or has another dimension.
+        ConfigError: a frequency bias that is not a number, or for an index without a frequency prior.
     """
 
-    def __init__(self, encoder: Encoder, index: Index, *, corpus: Any = None):
+    def __init__(self, encoder: Encoder, index: Index, *, corpus: Any = None, frequency_bias: float | None = None):
         self.encoder = encoder
         self.index = index
         self.corpus = corpus
+        self.frequency_prior: dict[str, Any] | None = getattr(index, "frequency_prior", None)
         _check_model(encoder, index)
+        if frequency_bias is not None and not math.isfinite(frequency_bias):
+            raise ConfigError(f"frequency_bias is {frequency_bias}; expected a number such as -0.5.")
+        if frequency_bias is not None and self.frequency_prior is None:
+            raise ConfigError(
+                "a frequency bias needs an index with a frequency prior, and this one has none; build it again with "
+                "`shortlist index --frequency-prior train` (a split whose labels are counted)."
+            )
+        self.frequency_bias = frequency_bias or 0.0
 
     def search(
         self,
@@ -115,8 +129,13 @@ class Retriever:
         pairs = zip(ids, texts, strict=True)
         if isinstance(self.encoder, DualEncoder):
             # One pass, so that truncated queries are counted and reported once.
-            yield from encode_stream(self.encoder, pairs, side="query", total=len(texts))
-            return
+            blocks = encode_stream(self.encoder, pairs, side="query", total=len(texts))
+        else:
+            blocks = self._slices(pairs)
+        for part, vectors in blocks:
+            yield part, vectors if self.frequency_prior is None else with_bias(vectors, self.frequency_bias)
+
+    def _slices(self, pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
         while part := list(islice(pairs, _SLICE)):
             yield [id for id, _ in part], self.encoder.encode_queries([text for _, text in part])
 
@@ -136,9 +155,10 @@ def _check_model(encoder: Encoder, index: Index) -> None:
     settings = encoder.settings() if hasattr(encoder, "settings") else {}
     ours = f"{getattr(encoder, 'source', None) or type(encoder).__name__} (fingerprint {encoder.fingerprint})"
     built = f"{model.get('name') or 'a model'} (fingerprint {model.get('fingerprint', 'not recorded')})"
-    if encoder.dim != index.dim:
+    dim = index.dim - (getattr(index, "frequency_prior", None) is not None)
+    if encoder.dim != dim:
         raise IndexMismatchError(
-            f"the model {ours} makes vectors of {encoder.dim} dimensions, the index has {index.dim} and was built with "
+            f"the model {ours} makes vectors of {encoder.dim} dimensions, the index has {dim} and was built with "
             f"{built}; search with that model, or build the index again."
         )
     recorded = model.get("fingerprint")
