@@ -90,7 +90,7 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
             + (f", {step.own_documents:,} a process" if processes > 1 else ""),
             "parameters": f"{model.parameters + free:,} ({model.trainable + free:,} trained)",
             "tokens per step": f"{step.tokens:,} at most",
-            "precision": "half in the encoder, float32 elsewhere" if half else "float32",
+            "precision": _precision(config, half=half),
             "memory per device": memory.lines(),
         }
         free_bytes = _free_memory()
@@ -163,6 +163,13 @@ def _half(config: TrainConfig) -> bool:
     if config.training.dtype == "auto":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return config.training.dtype != "float32"
+
+
+def _precision(config: TrainConfig, *, half: bool) -> str:
+    if half:
+        return "half in the encoder, float32 elsewhere"
+    auto = config.training.dtype == "auto"
+    return "float32" + (" here; on a GPU with bfloat16 activations take half of what is said below" if auto else "")
 
 
 def _score_memory(config: TrainConfig) -> int:
