@@ -24,6 +24,8 @@ from shortlist.losses.contrastive import DecoupledSoftmax, InfoNCE
 from shortlist.losses.distillation import KLDivergence, MarginMSE
 from shortlist.losses.listwise import ApproxNDCG, ListNet, RankNet
 from shortlist.losses.pointwise import OneVsAllBCE
+from shortlist.losses.pool import pool_loss
+from shortlist.losses.shards import Shard
 from shortlist.losses.soft_topk import SoftTopK, soft_top_k
 
 LOSSES: dict[str, type[nn.Module]] = {
@@ -49,8 +51,10 @@ __all__ = [
     "OneVsAllBCE",
     "RankNet",
     "RankingLoss",
+    "Shard",
     "SoftTopK",
     "build_loss",
+    "pool_loss",
     "soft_top_k",
 ]
 

@@ -1,4 +1,4 @@
-"""What all losses share: the checks of their arguments, the list of positive entries, and the reduction.
+"""What all losses share: the checks of their arguments, and the reduction.
 
 Conventions of the folder: scores are `(queries, docs)`, already divided by the temperature. Positives are a
 mask of the same shape, or grades, where a grade above zero is a positive. Masks are True = keep. An entry that
@@ -8,55 +8,15 @@ the dtype of the scores.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ConfigError, DataError
-from shortlist.losses.row_statistics import blocks, compute_dtype
-
-
-@dataclass(frozen=True)
-class PositiveEntries:
-    """The positive entries of a score matrix, row by row, n of them in all."""
-
-    rows: Tensor
-    """(n,) row of each entry, ascending."""
-    columns: Tensor
-    """(n,) column of each entry, ascending within a row."""
-    grades: Tensor
-    """(n,) grade of each entry in the compute dtype; 1 where the positives are a mask."""
-    counts: Tensor
-    """(queries,) number of positives of each row."""
-
-    def weights(self, *, by_grade: bool) -> Tensor:
-        """Return (n,) weights that sum to one in each row: equal, or in proportion to the grade."""
-        raw = self.grades if by_grade else torch.ones_like(self.grades)
-        return raw / self.row_sums(raw)[self.rows]
-
-    def row_sums(self, values: Tensor) -> Tensor:
-        """Sum (n,) values of the entries into (queries,)."""
-        return values.new_zeros(self.counts.shape[0]).index_add(0, self.rows, values)
-
-
-def positive_entries(scores: Tensor, positives: Tensor, valid: Tensor | None) -> PositiveEntries:
-    """List the positives that are valid, block by block of rows so that no second mask of full size is made."""
-    rows, columns = [], []
-    for block in blocks(positives):
-        keep = positives[block] if positives.dtype == torch.bool else positives[block] > 0
-        if valid is not None:
-            keep = keep & valid[block]
-        row, column = keep.nonzero(as_tuple=True)
-        rows.append(row + block.start)
-        columns.append(column)
-    empty = torch.zeros(0, dtype=torch.long, device=positives.device)
-    row, column = torch.cat([empty, *rows]), torch.cat([empty, *columns])
-    scored = scores.detach()[row, column] != -torch.inf
-    row, column = row[scored], column[scored]
-    grades = positives[row, column].to(compute_dtype(scores))
-    return PositiveEntries(row, column, grades, torch.bincount(row, minlength=positives.shape[0]))
+from shortlist.losses.entries import PositiveEntries, positive_entries
+from shortlist.losses.row_statistics import compute_dtype
+from shortlist.losses.rows import DenseRows, ScoreRows
 
 
 def check_matrices(scores: Tensor, other: Tensor, valid: Tensor | None, *, name: str) -> None:
@@ -99,10 +59,16 @@ def mean_over_queries(values: Tensor, counted: Tensor) -> Tensor:
 class RankingLoss(nn.Module, ABC):
     """A loss on a score matrix: subclasses give one value a query, this class checks and averages.
 
-    `target` says what the second argument is: "positives" (a mask or grades) or "teacher" (teacher scores).
+    A subclass sees the matrix through `ScoreRows`, so the same lines serve scores that are there and scores that
+    `shortlist.losses.pool_loss` makes from vectors, block by block.
     """
 
     target: ClassVar[Literal["positives", "teacher"]] = "positives"
+    """What the second argument is: a mask or grades, or teacher scores."""
+    blockwise: ClassVar[bool] = True
+    """Whether statistics of the rows and the scores of the positives are all it needs, so that pool_loss takes it."""
+    drops_left_out: bool = False
+    """Whether known positives that were not drawn leave the row, or stay in it as in the plain loss."""
 
     def __init__(self) -> None:  # takes nothing, so that build_loss can tell a wrong option
         super().__init__()
@@ -124,14 +90,14 @@ class RankingLoss(nn.Module, ABC):
     def per_query(self, scores: Tensor, positives: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (queries,) losses, 0 where a row has no positive, and (queries,) bools: has a positive.
 
-        For callers that reduce over more than this matrix: micro-batches, shards, or a weighted sum of queries.
+        For callers that reduce over more than this matrix, or weight the queries.
         """
         check_matrices(scores, positives, valid, name="positives")
         entries = positive_entries(scores, positives, valid)
         if scores.numel() == 0:
             return scores.to(compute_dtype(scores)).sum(dim=1), entries.counts > 0
-        return self.row_losses(scores, entries, valid), entries.counts > 0
+        return self.row_losses(DenseRows(scores, valid), entries), entries.counts > 0
 
     @abstractmethod
-    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
-        """Return (queries,) losses in the compute dtype, exactly 0 for a row without positives."""
+    def row_losses(self, view: ScoreRows, entries: PositiveEntries) -> Tensor:
+        """Return (rows,) losses in the compute dtype, exactly 0 for a row without positives."""

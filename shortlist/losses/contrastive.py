@@ -5,14 +5,17 @@ Symbols of the papers, and their names here:
     s_l   scores[query, l], already divided by the temperature tau
     y_l   positives[query, l] > 0;   P: the positives of the row,   N: all other valid columns
     Z     exp(negatives), the sum of exp(s_j) over N
-    w_i   weights: 1 / |P|, or grade_i / (sum of the row's grades) with weight_by_grade
+    w_i   weights: 1 / |P|, or grade_i / (sum of the row's grades) with weight_by_grade, or grade_i / |P| with
+          weight_by_grade and without normalise_weights
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from shortlist.losses.base import PositiveEntries, RankingLoss
-from shortlist.losses.row_statistics import LogSumExp, row_statistic
+from shortlist.losses.base import RankingLoss
+from shortlist.losses.entries import PositiveEntries
+from shortlist.losses.row_statistics import LogSumExp
+from shortlist.losses.rows import ScoreRows
 
 
 class InfoNCE(RankingLoss):
@@ -34,19 +37,20 @@ class InfoNCE(RankingLoss):
         weight_by_grade: weight the positives of a query in proportion to their grades.
     """
 
-    def __init__(self, *, mask_positives: bool = False, weight_by_grade: bool = False) -> None:
+    def __init__(
+        self, *, mask_positives: bool = False, weight_by_grade: bool = False, normalise_weights: bool = True
+    ) -> None:
         super().__init__()
-        self.mask_positives = mask_positives
+        self.mask_positives = self.drops_left_out = mask_positives
         self.weight_by_grade = weight_by_grade
+        self.normalise_weights = normalise_weights
 
-    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
-        """Return (queries,) losses."""
+    def row_losses(self, view: ScoreRows, entries: PositiveEntries) -> Tensor:
+        """Return (rows,) losses."""
+        weights = entries.weights(by_grade=self.weight_by_grade, normalise=self.normalise_weights)
         if self.mask_positives:
-            return _decoupled(scores, entries, valid, weight_by_grade=self.weight_by_grade)
-        everything, positive = row_statistic(
-            scores, valid, entries.rows, entries.columns, LogSumExp(without_positives=False)
-        )
-        weights = entries.weights(by_grade=self.weight_by_grade)
+            return _decoupled(view, entries, weights)
+        everything, positive = view.statistic(LogSumExp(without_positives=False), entries)
         return entries.row_sums(weights * (everything[entries.rows] - positive))
 
 
@@ -64,17 +68,20 @@ class DecoupledSoftmax(RankingLoss):
         weight_by_grade: weight the positives of a query in proportion to their grades.
     """
 
-    def __init__(self, *, weight_by_grade: bool = False) -> None:
+    drops_left_out = True
+
+    def __init__(self, *, weight_by_grade: bool = False, normalise_weights: bool = True) -> None:
         super().__init__()
         self.weight_by_grade = weight_by_grade
+        self.normalise_weights = normalise_weights
 
-    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
-        """Return (queries,) losses."""
-        return _decoupled(scores, entries, valid, weight_by_grade=self.weight_by_grade)
+    def row_losses(self, view: ScoreRows, entries: PositiveEntries) -> Tensor:
+        """Return (rows,) losses."""
+        weights = entries.weights(by_grade=self.weight_by_grade, normalise=self.normalise_weights)
+        return _decoupled(view, entries, weights)
 
 
-def _decoupled(scores: Tensor, entries: PositiveEntries, valid: Tensor | None, *, weight_by_grade: bool) -> Tensor:
-    negatives, positive = row_statistic(scores, valid, entries.rows, entries.columns, LogSumExp(without_positives=True))
+def _decoupled(view: ScoreRows, entries: PositiveEntries, weights: Tensor) -> Tensor:
+    negatives, positive = view.statistic(LogSumExp(without_positives=True), entries)
     # -log( e^s / (e^s + Z) ) = -log sigmoid(s - log Z); a row without negatives has log Z = -inf and costs 0.
-    terms = -F.logsigmoid(positive - negatives[entries.rows])
-    return entries.row_sums(entries.weights(by_grade=weight_by_grade) * terms)
+    return entries.row_sums(weights * -F.logsigmoid(positive - negatives[entries.rows]))

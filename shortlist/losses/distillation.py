@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from shortlist.losses.base import check_matrices, check_number, kept, mean_over_queries, positive_entries
+from shortlist.losses.base import check_matrices, check_number, kept, mean_over_queries
+from shortlist.losses.entries import positive_entries
 from shortlist.losses.row_statistics import compute_dtype
 
 

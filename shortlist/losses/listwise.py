@@ -13,8 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shortlist.losses.base import PositiveEntries, RankingLoss, check_number, kept
-from shortlist.losses.row_statistics import LogSumExp, compute_dtype, row_statistic
+from shortlist.errors import ConfigError
+from shortlist.losses.base import RankingLoss, check_number, kept
+from shortlist.losses.entries import PositiveEntries
+from shortlist.losses.row_statistics import LogSumExp, compute_dtype
+from shortlist.losses.rows import DenseRows, ScoreRows
 
 
 class ListNet(RankingLoss):
@@ -31,16 +34,18 @@ class ListNet(RankingLoss):
         target_temperature: what grades are divided by before their softmax.
     """
 
+    blockwise = False
+
     def __init__(self, *, target_temperature: float = 1.0) -> None:
         super().__init__()
         self.target_temperature = check_number("target_temperature", target_temperature)
 
-    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
+    def row_losses(self, view: ScoreRows, entries: PositiveEntries) -> Tensor:
         """Return (queries,) losses."""
-        keep = kept(scores, valid)
+        scores, keep = _matrix(view)
         grades = _dense(entries, keep, 0.0).div_(self.target_temperature).masked_fill_(~keep, -torch.inf)
         target = grades.softmax(dim=1).masked_fill_(~keep, 0.0)  # the fill also clears the NaN of an empty row
-        normaliser, _ = row_statistic(scores, valid, entries.rows, entries.columns, LogSumExp(without_positives=False))
+        normaliser, _ = view.statistic(LogSumExp(without_positives=False), entries)
         values = scores.to(compute_dtype(scores)).where(keep, 0.0)
         has_positive = entries.counts > 0
         # The softmax of the grades sums to 1, so its product with the normaliser is the normaliser.
@@ -56,9 +61,11 @@ class RankNet(RankingLoss):
     Source: Burges et al. 2005, "Learning to Rank using Gradient Descent", with the mean over the pairs of the query.
     """
 
-    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
+    blockwise = False
+
+    def row_losses(self, view: ScoreRows, entries: PositiveEntries) -> Tensor:
         """Return (queries,) losses; 0 for a row whose valid documents all have one grade."""
-        keep = kept(scores, valid)
+        scores, keep = _matrix(view)
         values = scores.to(compute_dtype(scores)).where(keep, 0.0)
         grades = _dense(entries, keep, 0.0)
         better = keep[entries.rows] & (entries.grades[:, None] > grades[entries.rows])
@@ -83,13 +90,15 @@ class ApproxNDCG(RankingLoss):
         sharpness: slope of the sigmoid; larger is closer to the true ranks, with gradients at fewer pairs.
     """
 
+    blockwise = False
+
     def __init__(self, *, sharpness: float = 10.0) -> None:
         super().__init__()
         self.sharpness = check_number("sharpness", sharpness)
 
-    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
+    def row_losses(self, view: ScoreRows, entries: PositiveEntries) -> Tensor:
         """Return (queries,) losses."""
-        keep = kept(scores, valid)
+        scores, keep = _matrix(view)
         values = scores.to(compute_dtype(scores)).where(keep, 0.0)
         behind = values[entries.rows] - values[entries.rows, entries.columns][:, None]
         wins = torch.sigmoid(self.sharpness * behind).where(keep[entries.rows], 0.0)
@@ -97,6 +106,15 @@ class ApproxNDCG(RankingLoss):
         gains = torch.exp2(entries.grades) - 1
         gained = entries.row_sums(gains / torch.log2(1 + soft_rank))
         return (1 - gained / _ideal(entries, gains)).where(entries.counts > 0, 0.0)
+
+
+def _matrix(view: ScoreRows) -> tuple[Tensor, Tensor]:
+    """Return the whole score matrix and the mask of what exists in it."""
+    if not isinstance(view, DenseRows):
+        raise ConfigError(
+            "this loss compares every document of a list with every other and takes a whole score matrix."
+        )
+    return view.scores, kept(view.scores, view.valid)
 
 
 def _ideal(entries: PositiveEntries, gains: Tensor) -> Tensor:

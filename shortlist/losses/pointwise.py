@@ -1,11 +1,12 @@
 """Losses that judge each (query, doc) pair by itself."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shortlist.losses.base import PositiveEntries, RankingLoss
-from shortlist.losses.row_statistics import SoftplusSum, masked_blocks, row_statistic
+from shortlist.losses.base import RankingLoss
+from shortlist.losses.entries import PositiveEntries
+from shortlist.losses.row_statistics import SoftplusSum
+from shortlist.losses.rows import ScoreRows
 
 
 class OneVsAllBCE(RankingLoss):
@@ -20,16 +21,16 @@ class OneVsAllBCE(RankingLoss):
     Source: Gupta et al. 2024 (arXiv 2310.10636), the one-versus-all baseline.
     """
 
-    def row_losses(self, scores: Tensor, entries: PositiveEntries, valid: Tensor | None) -> Tensor:
-        """Return (queries,) losses."""
+    def __init__(self, *, weight_by_grade: bool = False) -> None:
+        super().__init__()
+        self.weight_by_grade = weight_by_grade
+
+    def row_losses(self, view: ScoreRows, entries: PositiveEntries) -> Tensor:
+        """Return (rows,) losses."""
         # The positives are left out of the sum: log(1 + e^s) - s of a large s would cancel there.
-        negatives, positive = row_statistic(scores, valid, entries.rows, entries.columns, SoftplusSum())
-        total = negatives + entries.row_sums(-F.logsigmoid(positive))
-        return total.where(entries.counts > 0, 0.0) / _valid_columns(scores, valid)
-
-
-def _valid_columns(scores: Tensor, valid: Tensor | None) -> Tensor:
-    """Count (queries,) columns that are valid and not -inf, at least 1."""
-    scores = scores.detach()
-    counts = [block.gt_(-torch.inf).sum(dim=1) for _, block in masked_blocks(scores, valid)]
-    return torch.cat(counts).clamp(min=1)
+        negatives, positive = view.statistic(SoftplusSum(), entries)
+        terms = -F.logsigmoid(positive)
+        if self.weight_by_grade:
+            terms = terms * entries.grades
+        total = negatives.to(terms.dtype) + entries.row_sums(terms)
+        return total.where(entries.counts > 0, 0.0) / view.columns().clamp(min=1).to(terms.dtype)

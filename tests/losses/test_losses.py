@@ -170,7 +170,7 @@ def test_build_by_import_path():
         ("decoupled_softmx", {}, "did you mean 'decoupled_softmax'"),
         ("InfoNCE", {}, "there is no loss 'InfoNCE'"),
         ("soft_top_k", {"sharpnes": 1}, "no option 'sharpnes', did you mean 'sharpness'"),
-        ("one_vs_all_bce", {"k": 1}, "it has no options"),
+        ("margin_mse", {"k": 1}, "it has no options"),
         ("soft_top_k", {"k": -1}, "above 0"),
         ("no.such.module:Loss", {}, "cannot be imported"),
         ("torch.nn:NoSuchLoss", {}, "cannot be imported"),
