@@ -124,11 +124,15 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
         console.width = 10_000
     console.print(table)
     for evaluation in evaluations:
-        prefix = f"{evaluation.name}: " if len(evaluations) > 1 else ""
         if evaluation.by_frequency:
             console.print(_frequency_table(evaluation))
-        for note in evaluation.notes():
-            console.print(prefix + note, soft_wrap=True)
+    notes = [evaluation.notes() for evaluation in evaluations]
+    for evaluation, own in zip(evaluations, notes, strict=True):
+        for note in own:
+            if not all(note in others for others in notes):
+                console.print(f"{evaluation.name}: {note}", soft_wrap=True)
+            elif own is notes[0]:  # what holds for all runs is said once
+                console.print(note, soft_wrap=True)
 
 
 def _frequency_table(evaluation: Evaluation) -> Table:

@@ -83,7 +83,10 @@ class Evaluation:
                 f"exclude_self: a document with the query's own id is removed ({self.counts['self_excluded']} removed)."
             )
         if "filters" in self.settings:
-            notes.append(f"filters: {self.counts['filtered']} filtered documents removed before ranking.")
+            notes.append(
+                "filters: pairs that may not be predicted are removed before ranking; "
+                f"{self.counts['filtered']} were in the run."
+            )
         if self.counts.get("cut_short"):
             notes.append(
                 f"{self.counts['cut_short']} queries have too few documents left for the deepest cut-off; `shortlist "

@@ -254,6 +254,15 @@ def test_measures_by_training_frequency_are_printed_and_in_the_json(uneven, unev
     assert json.loads(capsys.readouterr().out) == payload
 
 
+def test_what_holds_for_every_run_is_said_once(uneven, uneven_run, tmp_path, capsys):
+    other = tmp_path / "other.run"
+    other.write_text("".join(f"{query} Q0 head 1 1 other\n" for query in list(RANKED)[1:]))
+    evaluate_files([uneven_run, str(other), "PSP@1"], data=uneven)
+    printed = capsys.readouterr().out
+    assert printed.count("PSP: propensity") == 1 and "r: PSP" not in printed
+    assert "other: judged but not in the run, counted as 0: 'tst0'." in printed
+
+
 def test_points_without_labels_and_equal_label_texts_are_counted_as_they_are(uneven, uneven_run):
     (run,) = evaluate_files([uneven_run, "P@2", "R@2", "nDCG@2"], data=uneven)["runs"]
     assert run["counts"]["queries"] == 3 and run["counts"]["without_relevant"] == 1
