@@ -182,6 +182,45 @@ def search(
 
 
 @app.command()
+def mine(
+    data: Data,
+    output: Output,
+    model: Annotated[
+        str | None, typer.Option("--model", help=f"Folder or name of a dual encoder [default: {STATIC_MODEL}].")
+    ] = None,
+    bm25: Annotated[bool, typer.Option("--bm25", help="Search with BM25 instead of a model.")] = False,
+    split: Annotated[str, typer.Option("--split", help="Split whose judged queries are mined for.")] = "train",
+    top_k: Annotated[int, typer.Option("--top-k", "-k", help="Negatives a query.")] = 50,
+    depth: Annotated[
+        int | None, typer.Option("--depth", help="Candidates asked for a query [default: 2 k + skip + 100].")
+    ] = None,
+    skip: Annotated[int, typer.Option("--skip", help="Best candidates passed over.")] = 0,
+    min_score: Annotated[float | None, typer.Option("--min-score", help="Lowest score of a negative.")] = None,
+    max_score: Annotated[float | None, typer.Option("--max-score", help="Highest score of a negative.")] = None,
+    relative_margin: Annotated[
+        float | None, typer.Option("--relative-margin", help="Drop above (1 - this) x the positives' mean score.")
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option("--margin", help="Drop above the positives' mean score minus this.")
+    ] = None,
+    index: Annotated[str, typer.Option("--index", help="exact, or a FAISS factory string such as HNSW32.")] = "exact",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    on_empty: OnEmpty = "keep",
+    on_error: OnError = "fail",
+    overwrite: Overwrite = False,
+) -> None:
+    """Write hard negatives for training. Known positives go, by id and by text; scores filter the rest."""
+    from shortlist.commands.mine import mine as run
+
+    run(
+        data=data, output=output, model=model, bm25=bm25, split=split, k=top_k, depth=depth, skip=skip,
+        min_score=min_score, max_score=max_score, relative_margin=relative_margin, margin=margin, index=index,
+        device=device, dtype=dtype, on_empty=on_empty, on_error=on_error, overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
 def evaluate(
     arguments: Annotated[
         list[str], typer.Argument(metavar="[QRELS] RUN... [MEASURE]...", help="Files and measures, in any order.")

@@ -194,6 +194,21 @@ class LexicalRetriever:
             )  # fmt: skip
         return run
 
+    def score(self, query: str, ids: Sequence[str]) -> NDArray[np.float32]:
+        """BM25 scores `(docs,)` of one query text for the documents of `ids`; 0 where they share no term.
+
+        Raises:
+            DataError: an id that is not in the index.
+        """
+        positions = self._ids.find(ids)
+        if (positions < 0).any():
+            unknown = ids[int(np.flatnonzero(positions < 0)[0])]
+            raise DataError(f"document {unknown!r} is not among the {len(self)} of this BM25 index.")
+        terms = [self._scorer.vocab_dict[term] for term in self.analyzer(query) if term in self._scorer.vocab_dict]
+        if not terms:
+            return np.zeros(len(ids), np.float32)
+        return np.asarray(self._scorer.get_scores_from_ids(terms), np.float32)[positions]
+
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the index as a directory, whole or not at all: bm25s's arrays, the ids and a manifest.
 

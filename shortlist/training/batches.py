@@ -24,9 +24,7 @@ from shortlist.training.examples import ExampleSet
 from shortlist.training.pools import Drawn, PoolDraws
 from shortlist.training.token_store import TokenStore
 
-# Up to this many texts, token ids are kept; of a pool of all documents they always are.
-KEPT_TEXTS = 300_000
-# Features of a pool of all documents are kept up to this size, and made anew each step above it.
+# Token ids, and the features of a pool of all documents, are kept up to this size and made anew each step above it.
 KEPT_BYTES = 1 << 30
 
 
@@ -144,8 +142,8 @@ class BatchBuilder:
         self.draws = PoolDraws(
             examples, sources, max_positives=max_positives, sample_positives=sample_positives, seed=seed
         )
-        everything = self.draws.everything
-        self.tokens = _document_tokens(encoder, self.documents, keep=everything or len(self.documents) <= KEPT_TEXTS)
+        # A pool of all documents is tokenised whole at every step: kept whatever it takes.
+        self.tokens = _document_tokens(encoder, self.documents, budget=None if self.draws.everything else KEPT_BYTES)
         self._query_tokens = _query_tokens(encoder, examples)
         self.share_negatives = share_negatives and not teacher
         self.graded = graded
@@ -294,16 +292,16 @@ def _pairs(rows: NDArray[np.integer], columns: NDArray[np.integer], values: NDAr
     )
 
 
-def _document_tokens(encoder: TrainableEncoder, documents: Documents, *, keep: bool) -> TokenStore:
+def _document_tokens(encoder: TrainableEncoder, documents: Documents, *, budget: int | None) -> TokenStore:
     def tokenise(texts: list[str]) -> Any:
         return encoder.document_tower.tokens(encoder.with_prompt(texts, "document"), max_length=encoder.doc_max_length)
 
     return TokenStore(
         len(documents),
         documents.all_texts,
-        documents.text,
+        documents.texts,
         tokenise,
-        keep=keep,
+        budget=budget,
         told=f"Training reads the first {encoder.doc_max_length} tokens of %d of %d documents (the longest has %d); "
         "model.doc_max_length changes that.",
     )
@@ -314,4 +312,10 @@ def _query_tokens(encoder: TrainableEncoder, examples: ExampleSet) -> TokenStore
         return encoder.query_tower.tokens(encoder.with_prompt(texts, "query"), max_length=encoder.query_max_length)
 
     queries = examples.queries
-    return TokenStore(len(queries), lambda: queries, queries.__getitem__, tokenise, keep=len(queries) <= KEPT_TEXTS)
+    return TokenStore(
+        len(queries),
+        lambda: queries,
+        lambda numbers: [queries[number] for number in numbers.tolist()],
+        tokenise,
+        budget=KEPT_BYTES,
+    )

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shortlist.data.documents import join
 from shortlist.training.ragged import Rows
 
 
@@ -28,7 +29,11 @@ class DocumentSource(Protocol):
         ...
 
     def row(self, index: int) -> Any:
-        """The document at a row, with `.id`, `.title`, `.text` and `.joined(template)`."""
+        """The document at a row, with `.id`, `.title` and `.text`."""
+        ...
+
+    def column(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
+        """The values of `id`, `title` or `text` at `rows`, in their order."""
         ...
 
     def texts(self, template: str | None = None) -> Iterator[str]:
@@ -59,13 +64,15 @@ class Documents:
         rows = self.corpus.positions(distinct).tolist() if distinct else []
         return {document: row for document, row in zip(distinct, rows, strict=True) if row >= 0}
 
-    def ids(self, rows: Iterable[int]) -> list[str]:
+    def ids(self, rows: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """Ids of the documents at `rows`."""
-        return [self.corpus.ids[int(row)] for row in rows]
+        return self.corpus.column("id", np.asarray(rows, np.int64))
 
-    def text(self, row: int) -> str:
-        """Title and text through the template, as the encoder will read it."""
-        return str(self.corpus.row(row).joined(self.template))
+    def texts(self, rows: Sequence[int] | NDArray[np.integer]) -> list[str]:
+        """Title and text of the documents at `rows` through the template, as the encoder will read them."""
+        wanted = np.asarray(rows, np.int64)
+        titles, texts = self.corpus.column("title", wanted), self.corpus.column("text", wanted)
+        return [join(title, text, self.template) for title, text in zip(titles, texts, strict=True)]
 
     def all_texts(self) -> Iterator[str]:
         """Every text in row order."""

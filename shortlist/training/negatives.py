@@ -1,75 +1,78 @@
-"""Negatives that a first stage finds for each training query: mined once, kept in a file beside the output."""
+"""Files of hard negatives, one JSON object a query: written as the search goes, read into a training set."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import logging
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shortlist.data.lists import json_line
 from shortlist.errors import DataError
 from shortlist.files import atomic_open
 from shortlist.training.examples import ExampleSet
-from shortlist.types import Run
-
-logger = logging.getLogger(__name__)
+from shortlist.training.mining import QUERIES_AT_ONCE, CandidateSearch, MiningCounts, MiningFilters, mine
 
 NEGATIVES_FILE = "negatives.jsonl.gz"
-QUERIES_AT_ONCE = 4096
 
 
-def mine_negatives(
+def write_negatives(
     path: str | Path,
     examples: ExampleSet,
-    search: Callable[[Mapping[str, str], int], Run],
+    search: CandidateSearch,
     *,
-    depth: int = 100,
-    system: str = "bm25",
-) -> None:
-    """Write the `depth` best documents of each query minus its known positives, by id and by text, best first.
+    system: str,
+    k: int,
+    depth: int,
+    filters: MiningFilters | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> MiningCounts:
+    """Mine for every training query that is not made from a title, and write what was found, best first.
 
-    One JSON object a query, {"qid": …, "pos": [ids], "neg": {system: [ids]}}, a shape that `data.lists` reads too;
-    written as the search goes, atomically. Queries made from titles get none.
+    A line is {"qid": …, "pos": [ids], "neg": {system: [ids]}, "scores": {system: [scores]}}, a shape that `data.lists`
+    reads. Written block by block, atomically.
 
     Args:
-        path: the file, `.jsonl.gz`.
+        path: the file; `.gz` is compressed.
         examples: the training queries with their known positives.
-        search: query id → text and a depth → run.
-        depth: documents asked for a query.
-        system: name of the first stage.
+        search: gives candidates.
+        system: name of what searched.
+        k: negatives a query.
+        depth: candidates asked for a query.
+        filters: what is dropped beside known positives (shortlist.training.mining).
+        progress: called with the number of queries of every finished block.
     """
     documents = examples.documents
-    mined = removed = without = queries = 0
-    total = len(examples) - examples.num_titles
+    counts = MiningCounts()
+    judged_queries = len(examples) - examples.num_titles
+    blocks = mine(examples, search, k=k, depth=depth, filters=filters, queries=judged_queries, progress=progress)
     with atomic_open(path) as handle:
-        for start in range(0, total, QUERIES_AT_ONCE):
-            part = range(start, min(start + QUERIES_AT_ONCE, total))
-            run = search({examples.query_ids[index]: examples.queries[index] for index in part}, depth)
-            for index in part:
-                ids, _ = run.ranking(examples.query_ids[index])
-                rows = documents.corpus.positions(ids)
-                known = examples.is_known(np.full(len(rows), index), rows)
-                kept = [document for document, drop in zip(ids, known.tolist(), strict=True) if not drop]
-                positives = documents.ids(examples.judged.row(index).tolist())
-                line = {"qid": examples.query_ids[index], "pos": positives, "neg": {system: kept}}
-                handle.write(json.dumps(line, ensure_ascii=False) + "\n")
-                queries, mined = queries + 1, mined + len(kept)
-                removed, without = removed + len(ids) - len(kept), without + (not kept)
-    logger.info(
-        "Mined %d negatives for %d queries with %s; %d known positives (by id or by text) were removed, %d queries "
-        "have none.",
-        mined, queries, system, removed, without,
-    )  # fmt: skip
+        for block in blocks:
+            # Ids are looked up once a block.
+            there = block.rows >= 0
+            negatives, sizes = iter(documents.ids(block.rows[there])), there.sum(axis=1).tolist()
+            positions, _ = examples.judged.entries(block.queries)
+            positives, judged = iter(documents.ids(examples.judged.items[positions])), examples.judged.lengths
+            for number, size, scores in zip(block.queries.tolist(), sizes, block.scores, strict=True):
+                line = {
+                    "qid": examples.query_ids[number],
+                    "pos": list(islice(positives, int(judged[number]))),
+                    "neg": {system: list(islice(negatives, size))},
+                    # The shortest decimal that is this float32 again.
+                    "scores": {system: [float(str(score)) for score in scores[:size]]},
+                }
+                handle.write(json_line(line))
+            counts += block.counts
+    return counts
 
 
 def read_negatives(path: str | Path, examples: ExampleSet) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Query numbers and rows of the negatives in a file that `mine_negatives` wrote, one entry a negative.
+    """Query numbers and rows of the negatives in a file of `write_negatives`, one entry a negative.
 
     Raises:
         DataError: a document is not in the corpus (the file belongs to another collection), or a broken line.
