@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +76,8 @@ def train(
         ConfigError: in the configuration, or `--resume` with another one (the key is named).
         OutputExistsError: `output` exists and neither `overwrite` nor `resume` was asked for.
         NonFiniteError: the loss is no longer finite.
+
+    Started by `torchrun` or `accelerate launch`, every process calls this and they make each step together.
     """
     if isinstance(config, TrainConfig):
         resolved = apply_overrides(config, overrides)
@@ -93,20 +96,26 @@ def train(
         return report
     if output is None:
         raise ConfigError("training needs a directory for the model: -o OUT.")
-    output = Path(output)
-    finished = _check_output(output, resolved, overwrite=overwrite, resume=resume)
+    with _processes() as processes:
+        return _train(resolved, prepare, Path(output), processes, overwrite=overwrite, resume=resume)
+
+
+def _train(
+    config: TrainConfig,
+    prepare: Callable[[], Callable[[TrainConfig], Job]],
+    output: Path,
+    processes: Any,
+    *,
+    overwrite: bool,
+    resume: bool,
+) -> TrainResult:
+    """Prepare, run and record; every process does this, rank 0 alone reads and writes the output."""
+    finished = processes.on_main(lambda: _check_output(output, config, overwrite=overwrite, resume=resume))
     if finished is not None:
         return finished
-    job = prepare()(resolved)
-    if resume:
-        _check_data(output, job.checksums)
-    # Everything that can be wrong with the input was looked at: only now is the old output given up.
-    if overwrite and output.exists():
-        shutil.rmtree(output)
-    output.mkdir(parents=True, exist_ok=True)
-    write_config(resolved, output / CONFIG_FILE)
-    facts = {"seed": resolved.seed, "data": dict(job.checksums)}
-    write_json(output / MANIFEST_FILE, run_manifest(finished=False, **facts))
+    job: Job = processes.main_first(lambda: prepare()(config))
+    facts = {"seed": config.seed, "data": dict(job.checksums), "processes": processes.world()}
+    processes.on_main(lambda: _begin(output, config, facts, overwrite=overwrite, resume=resume))
     started = time.perf_counter()
     result, details = job.run(output, resume=resume)
     seconds = time.perf_counter() - started
@@ -115,9 +124,40 @@ def train(
         "steps": result.steps, "best_step": result.best_step, "measures": result.measures,
         "untrained": result.untrained, "seconds": round(seconds, 3),
     }  # fmt: skip
-    write_json(output / MANIFEST_FILE, run_manifest(finished=True, **facts, **details, **summary))
+    processes.on_main(
+        lambda: write_json(output / MANIFEST_FILE, run_manifest(finished=True, **facts, **details, **summary))
+    )
     logger.info("Trained %d steps in %.1f s; the model is in %s", result.steps, seconds, output)
     return result
+
+
+@contextlib.contextmanager
+def _processes() -> Iterator[Any]:
+    """The processes of this run (shortlist.training.distributed), joined where a launcher started several."""
+    from shortlist.training import distributed
+
+    joined = distributed.start()
+    level = logging.getLogger("shortlist").level
+    if not distributed.is_main():
+        # What rank 0 has to say, it says once for all.
+        logging.getLogger("shortlist").setLevel(logging.ERROR)
+    try:
+        yield distributed
+    finally:
+        logging.getLogger("shortlist").setLevel(level)
+        if joined:
+            distributed.stop()
+
+
+def _begin(output: Path, config: TrainConfig, facts: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
+    """Give up an old output, now that everything that can be wrong with the input was looked at, and begin the new."""
+    if resume:
+        _check_data(output, facts["data"], facts["processes"])
+    if overwrite and output.exists():
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    write_config(config, output / CONFIG_FILE)
+    write_json(output / MANIFEST_FILE, run_manifest(finished=False, **facts))
 
 
 def _check_output(output: Path, config: TrainConfig, *, overwrite: bool, resume: bool) -> TrainResult | None:
@@ -160,8 +200,14 @@ def _check_output(output: Path, config: TrainConfig, *, overwrite: bool, resume:
     )  # fmt: skip
 
 
-def _check_data(output: Path, checksums: Mapping[str, str]) -> None:
-    """Refuse to continue on other data than the run began with."""
+def _check_data(output: Path, checksums: Mapping[str, str], processes: int) -> None:
+    """Refuse to continue on other data, or with another number of processes, than the run began with."""
+    began = _manifest(output).get("processes", processes)
+    if began != processes:
+        raise ConfigError(
+            f"the run in {output} began with {began} processes and this is one of {processes}: a step would take "
+            f"another number of queries. Resume with {began}, or start anew in another output."
+        )
     before = _manifest(output).get("data", {})
     changed = [name for name in {**before, **checksums} if before.get(name) != checksums.get(name)]
     if before and changed:

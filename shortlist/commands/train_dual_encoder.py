@@ -29,7 +29,7 @@ from shortlist.metrics.xc import DEFAULT_PROPENSITY
 from shortlist.retrieval import DualEncoder, LexicalRetriever
 from shortlist.retrieval.engine import Forward
 from shortlist.settings import TrainConfig
-from shortlist.training import checkpoints
+from shortlist.training import checkpoints, distributed
 from shortlist.training.batches import BatchBuilder
 from shortlist.training.documents import Documents
 from shortlist.training.evaluation import DevSet, metric_name
@@ -37,8 +37,8 @@ from shortlist.training.examples import ExampleSet, build_examples, examples_fro
 from shortlist.training.negatives import NEGATIVES_FILE, mine_negatives, read_negatives
 from shortlist.training.objective import Objective
 from shortlist.training.plan import plan_steps
-from shortlist.training.trainer import RetrievalTrainer, training_arguments, training_dtype
-from shortlist.training.weights import propensity_weights
+from shortlist.training.trainer import RetrievalTrainer, head_parameters, training_arguments, training_dtype
+from shortlist.training.weights import log_prior, propensity_weights
 from shortlist.types import Qrels, Run
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class DualEncoderJob:
         self.documents = Documents(self.collection.corpus, template=self.encoder.template, by_row=by_row)
         train, dev = self._split()
         self.examples = self._examples(train)
-        self.plan = plan_steps(len(self.examples), config.training)
+        self.plan = plan_steps(len(self.examples), config.training, processes=distributed.world())
         self.dev_qrels = dev
         self.objective = Objective(
             self.loss,
@@ -89,7 +89,11 @@ class DualEncoderJob:
             dim=self.encoder.dim,
             normalise=self.encoder.similarity == "cosine",
             matryoshka=config.training.matryoshka,
+            bias=self._logit_adjustment(),
+            score_memory=config.training.score_memory,
         )
+        if config.training.head_learning_rate is not None:
+            head_parameters(self.encoder)  # refuses a model that has none
         training_arguments(config, self.plan, Path(), dtype)  # refuses what transformers would refuse, now
         if "given" in self.sources and "bm25" not in self.sources:
             self._batches()
@@ -101,9 +105,17 @@ class DualEncoderJob:
         if training.gradient_accumulation_steps > 1:
             logger.info(
                 "training.gradient_accumulation_steps is %d: gradients are averaged over %d batches, but a query meets "
-                "only the negatives of its own batch of %d. For more negatives raise training.batch_size, or set "
-                "data.negatives to all or bm25.",
-                training.gradient_accumulation_steps, training.gradient_accumulation_steps, training.batch_size,
+                "only the negatives of its own batch of %d. For more negatives in the memory of a small batch raise "
+                "training.batch_size and set training.micro_batch_size (gradient cache), or set data.negatives to all, "
+                "sampled(n) or mined(k).",
+                training.gradient_accumulation_steps, training.gradient_accumulation_steps,
+                training.batch_size * distributed.world(),
+            )  # fmt: skip
+        if distributed.world() > 1:
+            logger.info(
+                "%d processes make each step together: a batch has %d queries (training.batch_size %d for each), and "
+                "the learning rate is used as it is.",
+                distributed.world(), training.batch_size * distributed.world(), training.batch_size,
             )  # fmt: skip
         if config.deterministic:
             logger.info("deterministic: only kernels with one summation order are used; on a GPU this costs speed.")
@@ -114,18 +126,24 @@ class DualEncoderJob:
         trainer = RetrievalTrainer(
             self.encoder, batches, self.objective, config=config, plan=self.plan, output=output, dev=dev
         )
-        checkpoints.remove_unfinished(output)
-        steps = checkpoints.checkpoint_steps(output) if resume else []
+        distributed.on_main(lambda: checkpoints.remove_unfinished(output))
+        steps = distributed.on_main(lambda: checkpoints.checkpoint_steps(output) if resume else [])
         if steps:
             logger.info("Resuming from step %d of %d", steps[-1], self.plan.total_steps)
             trainer.resume_from(steps[-1])
         else:
             if resume:
                 logger.warning("%s has no checkpoint yet; training starts from the beginning.", output)
-            (output / "train_log.jsonl").unlink(missing_ok=True)
+            distributed.on_main(lambda: (output / "train_log.jsonl").unlink(missing_ok=True))
             if dev is not None and training.eval_at_start:
                 trainer.evaluate()
             trainer.train()
+        return distributed.on_main(lambda: self._finish(trainer, output, dev))
+
+    def _finish(
+        self, trainer: RetrievalTrainer, output: Path, dev: DevSet | None
+    ) -> tuple[TrainResult, dict[str, Any]]:
+        """Save the best weights, and say how it went; on rank 0."""
         best = trainer.load_best()
         measures = next((entry for entry in trainer.measured() if entry["step"] == best), {})
         measures = {name: value for name, value in measures.items() if name != "step"}
@@ -162,7 +180,14 @@ class DualEncoderJob:
             teacher=self.teacher,
             seed=self.config.seed,
             micro_batch_size=self.config.training.micro_batch_size,
+            rank=distributed.rank(),
+            world=distributed.world(),
         )
+
+    def _logit_adjustment(self) -> torch.Tensor | None:
+        """training.logit_adjustment times the log prior of each document, `(docs,)`; None: not asked for."""
+        strength = self.config.training.logit_adjustment
+        return torch.from_numpy(strength * log_prior(self.examples)) if strength else None
 
     def _positive_weights(self) -> NDArray[np.float32] | None:
         """Inverse propensity of each document, scaled to mean 1 over the training positives; None: not asked for."""
@@ -227,9 +252,13 @@ class DualEncoderJob:
     def _mined(self, output: Path) -> ExampleSet:
         """The examples with BM25's negatives, from the file beside the output if a resumed run has it already."""
         path = output / NEGATIVES_FILE
-        if not path.is_file():
-            retriever = LexicalRetriever.build(self.collection.corpus)
-            mine_negatives(path, self.examples, lambda queries, k: retriever.search(queries, k), depth=MINING_DEPTH)
+
+        def mine() -> None:
+            if not path.is_file():
+                retriever = LexicalRetriever.build(self.collection.corpus)
+                mine_negatives(path, self.examples, lambda queries, k: retriever.search(queries, k), depth=MINING_DEPTH)
+
+        distributed.on_main(mine)
         return self.examples.with_negatives("bm25", *read_negatives(path, self.examples))
 
     # Selection ----------------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class LogFile(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Bring the file back to the step that training starts from."""
+        if not state.is_world_process_zero:
+            return
         kept = [line for line in read_log(self.path) if line["step"] <= state.global_step]
         with atomic_open(self.path) as handle:
             handle.writelines(json.dumps(line) + "\n" for line in kept)
@@ -82,7 +84,7 @@ class LogFile(TrainerCallback):
         """Append a line."""
         logs: dict[str, float] = kwargs.get("logs") or {}
         dev = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
-        if not dev and "loss" not in logs:
+        if not state.is_world_process_zero or (not dev and "loss" not in logs):
             return
         line: dict[str, Any] = {"step": state.global_step, "epoch": round(float(state.epoch or 0.0), 6)}
         line |= {"dev": dev} if dev else {name: logs[name] for name in logs if name != "epoch"}
@@ -126,7 +128,8 @@ class Progress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the bar at the step training starts from."""
-        hidden = os.environ.get("SHORTLIST_QUIET") == "1" or not sys.stderr.isatty()
+        quiet = os.environ.get("SHORTLIST_QUIET") == "1" or not sys.stderr.isatty()
+        hidden = quiet or not state.is_world_process_zero
         self.bar = tqdm(
             total=self.total, initial=state.global_step, desc="train", unit="step", file=sys.stderr, disable=hidden,
             mininterval=0.5,

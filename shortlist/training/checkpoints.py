@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from shortlist.errors import DataError, MissingInputError, NonFiniteError
+from shortlist.errors import ConfigError, DataError, MissingInputError, NonFiniteError
 from shortlist.files import write_json
+from shortlist.training import distributed
 
 CHECKPOINTS = "checkpoints"
 STATE = "state"
@@ -138,8 +139,24 @@ def load_optimizer(optimizer: Any, folder: Path) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def save_random_state(folder: Path) -> None:
-    """Write the state of the Python, NumPy and torch generators."""
+def random_states(device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """States of torch's generators: "cpu" and "device" of this process, and those of the others with their rank.
+
+    Every process of a run has to call it at once.
+    """
+    device = torch.device(device)
+    own = {"cpu": torch.random.get_rng_state()}
+    if device.type == "cuda":
+        own["device"] = torch.cuda.get_rng_state(device)
+    return {
+        _of_rank(name, number): state
+        for number, states in enumerate(distributed.gather_objects(own))
+        for name, state in states.items()
+    }
+
+
+def save_random_state(folder: Path, states: Mapping[str, Tensor] | None = None) -> None:
+    """Write the state of the Python and NumPy generators, and `random_states` (of this process alone if None)."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     write_json(
         folder / "random.json",
@@ -148,25 +165,30 @@ def save_random_state(folder: Path) -> None:
             "numpy": [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
         },
     )
-    tensors = {"cpu": torch.random.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    save_file(tensors, folder / "random.safetensors")
+    save_file(dict(states or random_states()), folder / "random.safetensors")
 
 
-def load_random_state(folder: Path) -> None:
-    """Read `save_random_state` back."""
+def load_random_state(folder: Path, device: torch.device | str = "cpu") -> None:
+    """Read `save_random_state` back; torch's generators are those of this process's rank."""
     saved = json.loads((folder / "random.json").read_text())
     version, keys, gauss = saved["python"]
     random.setstate((version, tuple(keys), gauss))
     name, numbers, *rest = saved["numpy"]
     np.random.set_state((name, np.array(numbers, np.uint32), *rest))
     tensors = load_file(folder / "random.safetensors")
-    torch.random.set_rng_state(tensors["cpu"])
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if f"cuda.{index}" in tensors:
-                torch.cuda.set_rng_state(tensors[f"cuda.{index}"], index)
+    own = distributed.rank()
+    if _of_rank("cpu", own) not in tensors:
+        raise ConfigError(
+            f"{folder.parent} was written by fewer than {own + 1} processes, and this is process {own} of "
+            f"{distributed.world()}; resume with as many processes as the run began with."
+        )
+    torch.random.set_rng_state(tensors[_of_rank("cpu", own)])
+    if torch.device(device).type == "cuda" and _of_rank("device", own) in tensors:
+        torch.cuda.set_rng_state(tensors[_of_rank("device", own)], device)
+
+
+def _of_rank(name: str, number: int) -> str:
+    return name if number == 0 else f"{name}.{number}"
 
 
 def read_state(folder: Path, name: str) -> dict[str, Any]:

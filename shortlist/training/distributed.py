@@ -46,8 +46,8 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def start() -> None:
-    """Join the processes that `torchrun` or `accelerate launch` started; does nothing in a process by itself.
+def start() -> bool:
+    """Join the processes that `torchrun` or `accelerate launch` started; whether there is now something to leave.
 
     Raises:
         ConfigError: FSDP or DeepSpeed were asked for.
@@ -60,13 +60,14 @@ def start() -> None:
                 "training.micro_batch_size and training.score_memory bound the memory."
             )
     if _started() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return
+        return False
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         # The CPU's part is for `on_main`, whose waiting must not keep a GPU busy.
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
+    return True
 
 
 def stop() -> None:
@@ -109,8 +110,7 @@ def all_or_none(work: Callable[[], Result]) -> Result:
         result = work()
     except Exception as raised:
         error = raised
-    messages: list[Any] = [None] * world()
-    dist.all_gather_object(messages, f"{type(error).__name__}: {error}" if error else None)
+    messages = gather_objects(f"{type(error).__name__}: {error}" if error else None)
     if error is not None:
         raise error
     for number, message in enumerate(messages):
@@ -128,6 +128,15 @@ def main_first(work: Callable[[], Result]) -> Result:
 
     on_main(first)
     return all_or_none(lambda: done[0] if done else work())
+
+
+def gather_objects(value: Result) -> list[Result]:
+    """The value of each rank, in order, on every rank."""
+    if world() == 1:
+        return [value]
+    values: list[Any] = [None] * world()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def gather_rows(local: Tensor, counts: Sequence[int], *, reduce: bool) -> Tensor:

@@ -28,16 +28,17 @@ class StepPlan:
         )
 
 
-def plan_steps(queries: int, training: TrainingConfig) -> StepPlan:
-    """Steps for `queries` training queries.
+def plan_steps(queries: int, training: TrainingConfig, *, processes: int = 1) -> StepPlan:
+    """Steps for `queries` training queries, each of `processes` taking `batch_size` of them.
 
     Raises:
         ConfigError: the settings give zero steps an epoch, or a step count is not a whole number.
     """
-    batches = queries // training.batch_size if training.drop_last else math.ceil(queries / training.batch_size)
+    size = training.batch_size * processes
+    batches = queries // size if training.drop_last else math.ceil(queries / size)
     if batches == 0:
         raise ConfigError(
-            f"{queries} training queries make zero batches of {training.batch_size} when the last, smaller one is "
+            f"{queries} training queries make zero batches of {size} when the last, smaller one is "
             "dropped: lower training.batch_size or set training.drop_last to false."
         )
     steps = math.ceil(batches / training.gradient_accumulation_steps)

@@ -1,7 +1,9 @@
 """The training loop: transformers.Trainer with our batches, our loss, real search as evaluation, exact resume.
 
-What is overridden, and why: `compute_loss` (the objective), the sampler (order by seed and epoch), `evaluate` (search
-over a held-out part), and the writing and reading of checkpoints (atomic, no pickle, every tensor accounted for).
+What is overridden, and why: `compute_loss` (the gradient cache and the objective), `training_step` and the preparation
+of the model (several processes make the step of one), the data loader (order by seed and epoch, the whole batch for
+every process), the optimiser (a rate of its own for free vectors), `evaluate` (search over a held-out part), and the
+writing and reading of checkpoints (atomic, no pickle, every tensor accounted for).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerCallback
@@ -21,12 +24,13 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from shortlist.errors import ConfigError, MissingExtraError
 from shortlist.files import atomic_directory, write_json
 from shortlist.settings import TrainConfig, nearest
-from shortlist.training import checkpoints
+from shortlist.training import checkpoints, distributed
 from shortlist.training.batches import BatchBuilder, EpochSampler, ExampleDataset
 from shortlist.training.callbacks import LogFile, Progress, Schedule, eval_entries, read_log
 from shortlist.training.evaluation import DevSet
 from shortlist.training.objective import Objective, check_finite
 from shortlist.training.plan import StepPlan
+from shortlist.training.step import batch_loss, memory_advice
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +49,7 @@ class RetrievalTrainer(transformers.Trainer):
     """Trains a dual encoder: one batch is encoded on both sides, scored, and given to the objective.
 
     Args:
-        encoder: a module with `forward(query features, document features) → (query vectors, document vectors)` and
-            `save_pretrained(path)`.
+        encoder: a module with `embed_queries`, `embed_documents` and `save_pretrained(path)`.
         batches: makes batches from (epoch, query index) pairs.
         objective: vectors and batch → loss.
         config: the resolved configuration.
@@ -79,10 +82,11 @@ class RetrievalTrainer(transformers.Trainer):
         self.resume_state: dict[str, Any] | None = None
         arguments = training_arguments(config, plan, output, self.dtype_name)
         schedule = Schedule(plan, metric=dev.metric if dev else None, patience=config.training.early_stopping_patience)
+        self.examples = ExampleDataset(batches.examples)
         super().__init__(
             model=encoder,
             args=arguments,
-            train_dataset=ExampleDataset(batches.examples),
+            train_dataset=self.examples,
             data_collator=batches,
             callbacks=[schedule, LogFile(output / "train_log.jsonl"), Progress(plan.total_steps)],
         )
@@ -101,20 +105,67 @@ class RetrievalTrainer(transformers.Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Loss of a batch; NonFiniteError, before anything is updated or written, if it is not a finite number."""
-        parts = [model.embed_queries(part) for part in inputs["queries"]]  # type: ignore[operator]
-        queries = torch.cat(parts)
-        documents = torch.cat([model.embed_documents(part) for part in inputs["documents"]])  # type: ignore[operator]
-        loss = self.objective(queries, documents, inputs)
+        encoder: Any = self.model
+        loss = batch_loss(encoder, self.objective, inputs, device=self.args.device, autocast=self.accelerator.autocast)
         check_finite(
             loss,
             step=self.state.global_step + 1,
             dtype=self.dtype_name,
             temperature=self.objective.temperature,
         )
-        return (loss, (queries, documents)) if return_outputs else loss
+        return (loss, None) if return_outputs else loss
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
-        return self.sampler
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of a batch; before the update, gradients are summed over the processes.
+
+        Raises:
+            OutOfMemoryError: naming the settings that bound the memory.
+        """
+        with memory_advice(step=self.state.global_step + 1):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            distributed.sum_gradients(self.model.parameters())
+        return loss
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Every process reads the whole global batch, and takes its part itself (shortlist.training.batches)."""
+        return DataLoader(
+            self.examples,
+            batch_size=self.args.per_device_train_batch_size * distributed.world(),
+            sampler=self.sampler,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            drop_last=self.args.dataloader_drop_last,
+        )
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        # Features go to the device micro-batch by micro-batch.
+        return inputs
+
+    def _prepare_for_training(self, *arguments: Any, **options: Any) -> Any:
+        # Prepared without DistributedDataParallel, which would average gradients that have to be summed.
+        self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        return super()._prepare_for_training(*arguments, **options)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """As in transformers, and groups of their own for free vectors that have their own learning rate.
+
+        Raises:
+            ConfigError: training.head_learning_rate without free vectors.
+        """
+        optimizer = super().create_optimizer(model)
+        rate = self.config.training.head_learning_rate
+        if rate is None:
+            return optimizer
+        head = {id(parameter) for parameter in head_parameters(self.model)}
+        for group in list(optimizer.param_groups):
+            own = [parameter for parameter in group["params"] if id(parameter) in head]
+            if own:
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in head]
+                optimizer.add_param_group({**group, "params": own, "lr": rate})
+        return optimizer
 
     def start_epoch(self) -> None:
         """Point the sampler at the epoch that begins, before its first batch is drawn."""
@@ -123,12 +174,14 @@ class RetrievalTrainer(transformers.Trainer):
     # Evaluation ---------------------------------------------------------------------------------------
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """Search the held-out part with the encoder as it is now: `eval_<measure>` → value."""
-        if self.dev is None:
+        """Search the held-out part with the encoder as it is now: `eval_<measure>` → value. Rank 0 searches."""
+        dev = self.dev
+        if dev is None:
             raise ConfigError("there is no held-out part to evaluate on; set data.dev.")
         self.model.eval()
         with torch.no_grad():
-            metrics = {f"eval_{name}": value for name, value in self.dev.measure().items()}
+            measured = distributed.on_main(dev.measure)
+        metrics = {f"eval_{name}": value for name, value in measured.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -136,6 +189,10 @@ class RetrievalTrainer(transformers.Trainer):
     # Checkpoints --------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        states = checkpoints.random_states(self.args.device)
+        distributed.on_main(lambda: self._write_checkpoint(states))
+
+    def _write_checkpoint(self, states: dict[str, Tensor]) -> None:
         step = self.state.global_step
         path = checkpoints.checkpoint_path(self.output, step)
         with atomic_directory(path, overwrite=True) as folder:
@@ -148,7 +205,7 @@ class RetrievalTrainer(transformers.Trainer):
             write_json(state / "scheduler.json", self.lr_scheduler.state_dict())
             if self.accelerator.scaler is not None:
                 write_json(state / "scaler.json", self.accelerator.scaler.state_dict())
-            checkpoints.save_random_state(state)
+            checkpoints.save_random_state(state, states)
             # The running mean of the next logged loss: without it the first line after a resume would differ.
             write_json(
                 state / "logging.json",
@@ -188,7 +245,7 @@ class RetrievalTrainer(transformers.Trainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            checkpoints.load_random_state(Path(checkpoint))
+            checkpoints.load_random_state(Path(checkpoint), self.args.device)
 
     def best_step(self) -> int:
         """Step of the checkpoint to keep: the best one on the held-out part, else the last."""
@@ -225,10 +282,32 @@ class _Begin(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the first step."""
         self.trainer.restore_log_state()
+        distributed.same_weights(self.trainer.model)
+        if distributed.rank() > 0:
+            # Dropout makes its choices for each process's own texts; a resumed run has its states from the checkpoint.
+            torch.manual_seed(args.seed + distributed.rank())
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the first batch of an epoch."""
         self.trainer.start_epoch()
+
+
+def head_parameters(encoder: nn.Module) -> list[nn.Parameter]:
+    """Free vectors and biases of an encoder's towers.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = [
+        parameter for module in encoder.modules() if hasattr(module, "head_parameters")
+        for parameter in module.head_parameters()  # type: ignore[operator]
+    ]  # fmt: skip
+    if not found:
+        raise ConfigError(
+            "training.head_learning_rate is set but the model has no free vectors; leave it out, or set "
+            "model.document_side to vectors or text_and_vectors."
+        )
+    return found
 
 
 def training_dtype(setting: str) -> str:
@@ -268,7 +347,6 @@ def training_arguments(config: TrainConfig, plan: StepPlan, output: Path, dtype:
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         dataloader_drop_last=training.drop_last,
         dataloader_num_workers=training.dataloader_num_workers,
-        dataloader_pin_memory=torch.cuda.is_available(),
         bf16=dtype == "bfloat16",
         fp16=dtype == "float16",
         # Without it, transformers refuses bfloat16 on a machine that has no GPU.
@@ -287,9 +365,13 @@ def training_arguments(config: TrainConfig, plan: StepPlan, output: Path, dtype:
         eval_on_start=False,
     )
     try:
-        return TrainingArguments(**options)
+        arguments = TrainingArguments(**options)
     except ValueError as error:
         raise ConfigError(f"training: transformers refuses a setting: {error}") from None
+    # One process, one accelerator: torch.nn.DataParallel would cut the pool of documents apart.
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1
+    return arguments
 
 
 def check_trackers(names: list[str] | str) -> None:

@@ -1,4 +1,4 @@
-"""Weights of positives from how often each document is one."""
+"""What follows from how often each document is a positive: weights of positives, and the prior of documents."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def propensity_weights(examples: ExampleSet, *, propensity: tuple[float, float])
     weighed = inverse_propensities(by_count, by_count, num_train=len(examples), propensity=propensity)
     weights = np.fromiter(weighed.values(), np.float64, len(distinct))[inverse.reshape(-1)]
     return (weights * counts.sum() / (weights * counts).sum()).astype(np.float32)
+
+
+def log_prior(examples: ExampleSet) -> NDArray[np.float32]:
+    """log pi of each document, its share of the training positives, `(docs,)` (Menon et al. 2021).
+
+    pi_l = (n_l + 1) / (sum of n + documents): a document without a positive has a finite prior, below all others. The
+    same as the frequency prior of an index (shortlist.indexes.frequency), so that what training adds search can take
+    away.
+    """
+    counts = examples.document_counts().astype(np.float64)
+    return np.log((counts + 1) / (counts.sum() + len(counts))).astype(np.float32)
