@@ -33,3 +33,13 @@ def model(tmp_path, toy):
 @pytest.fixture
 def other_model(tmp_path, toy):
     return save_static_model(tmp_path / "other-model", toy.corpus.texts(), seed=1)
+
+
+@pytest.fixture
+def xc_model(tmp_path, toy_xc):
+    """A model over the words of the toy labels and titles."""
+    from shortlist import load_collection
+
+    collection = load_collection(toy_xc)
+    texts = [*collection.corpus.texts(), *collection.all_queries().values()]
+    return save_static_model(tmp_path / "xc-model", texts, dim=24)
