@@ -17,7 +17,8 @@ SCIFACT = Path(shortlist.__file__).parent / "assets" / "scifact"
 
 
 def blocks(text: str, language: str = "") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
+    return [block for name, block in fenced if name == language]
 
 
 def commands(text: str) -> list[list[str]]:
@@ -77,7 +78,9 @@ def test_the_commands_of_the_documentation_run(page, toy_beir, toy_xc, tiny_tran
     places = {"DIR": str(toy_beir), "XC": str(toy_xc), "MODEL": str(tiny_transformer)}
     if "folder.mkdir" in page.read_text(encoding="utf-8"):  # the page's commands work on what its Python wrote
         exec(compile("\n".join(blocks(page.read_text(encoding="utf-8"), "python")), page.name, "exec"), {})
-    for arguments in commands(page.read_text(encoding="utf-8")):
+    found = commands(page.read_text(encoding="utf-8"))
+    assert len(found) == len(re.findall(r"^shortlist ", page.read_text(encoding="utf-8"), flags=re.M)) > 0
+    for arguments in found:
         if arguments[:2] == ["data", "download"]:
             continue  # tests/data/test_download.py runs it against a local server
         words = [re.sub(r"\b(DIR|XC|MODEL)\b", lambda match: places[match.group()], word) for word in arguments]
