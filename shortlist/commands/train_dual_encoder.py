@@ -22,21 +22,24 @@ from shortlist.config import dump_config
 from shortlist.data import RankedList, load_collection, read_lists
 from shortlist.data.splits import split_off_dev
 from shortlist.errors import ConfigError, DataError, MissingInputError
-from shortlist.indexes import ExactIndex
+from shortlist.indexes import ExactIndex, FaissIndex
 from shortlist.losses import build_loss
 from shortlist.metrics import count_labels
 from shortlist.metrics.xc import DEFAULT_PROPENSITY
-from shortlist.retrieval import DualEncoder, LexicalRetriever
+from shortlist.retrieval import DualEncoder
 from shortlist.retrieval.engine import Forward
+from shortlist.retrieval.mining import DenseCandidates, LexicalCandidates
 from shortlist.settings import TrainConfig
 from shortlist.training import checkpoints, distributed
 from shortlist.training.batches import BatchBuilder
 from shortlist.training.documents import Documents
 from shortlist.training.evaluation import DevSet, metric_name
 from shortlist.training.examples import ExampleSet, build_examples, examples_from_lists
-from shortlist.training.negatives import NEGATIVES_FILE, mine_negatives, read_negatives
+from shortlist.training.mining import MiningCounts, MiningFilters, write_shortlist
+from shortlist.training.negatives import NEGATIVES_FILE, read_negatives, write_negatives
 from shortlist.training.objective import Objective
 from shortlist.training.plan import plan_steps
+from shortlist.training.shortlists import MinedNegatives
 from shortlist.training.trainer import RetrievalTrainer, head_parameters, training_arguments, training_dtype
 from shortlist.training.weights import log_prior, propensity_weights
 from shortlist.types import Qrels, Run
@@ -126,6 +129,8 @@ class DualEncoderJob:
         trainer = RetrievalTrainer(
             self.encoder, batches, self.objective, config=config, plan=self.plan, output=output, dev=dev
         )
+        if "mined" in self.sources:
+            trainer.add_callback(self._mined_negatives(batches, output))
         distributed.on_main(lambda: checkpoints.remove_unfinished(output))
         steps = distributed.on_main(lambda: checkpoints.checkpoint_steps(output) if resume else [])
         if steps:
@@ -255,11 +260,33 @@ class DualEncoderJob:
 
         def mine() -> None:
             if not path.is_file():
-                retriever = LexicalRetriever.build(self.collection.corpus)
-                mine_negatives(path, self.examples, lambda queries, k: retriever.search(queries, k), depth=MINING_DEPTH)
+                search = LexicalCandidates(self.collection.corpus)
+                counts = write_negatives(path, self.examples, search, system="bm25", k=MINING_DEPTH, depth=MINING_DEPTH)
+                logger.info("%s: %s", path, counts)
 
         distributed.on_main(mine)
         return self.examples.with_negatives("bm25", *read_negatives(path, self.examples))
+
+    def _mined_negatives(self, batches: BatchBuilder, output: Path) -> MinedNegatives:
+        """Mines with the encoder's weights of the moment, when an epoch begins that is due for it."""
+        mining = self.config.data.mining
+        if mining.index != "exact":
+            FaissIndex(self.encoder.dim, factory=mining.index)  # refuses an unknown factory now, not at its epoch
+        filters = MiningFilters(mining.skip, mining.min_score, mining.max_score, mining.relative_margin, mining.margin)
+
+        def write(path: Path) -> MiningCounts:
+            search = DenseCandidates(self.encoder, self.collection.corpus, index=mining.index)
+            return write_shortlist(path, self.examples, search, depth=mining.depth, filters=filters)
+
+        return MinedNegatives(
+            batches,
+            write,
+            output=output,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            depth=mining.depth,
+            start_epoch=mining.start_epoch,
+            refresh_epochs=mining.refresh_epochs,
+        )
 
     # Selection ----------------------------------------------------------------------------------------
 
