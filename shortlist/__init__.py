@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shortlist.retrieval import DualEncoder as DualEncoder
     from shortlist.retrieval import LexicalRetriever as LexicalRetriever
     from shortlist.retrieval import Retriever as Retriever
+    from shortlist.retrieval.mining import mine_hard_negatives as mine_hard_negatives
     from shortlist.types import Qrels as Qrels
     from shortlist.types import Ranked as Ranked
     from shortlist.types import Run as Run
@@ -34,6 +35,7 @@ __getattr__, __all__ = lazy_names(
         "DualEncoder": "retrieval",
         "LexicalRetriever": "retrieval",
         "Retriever": "retrieval",
+        "mine_hard_negatives": "retrieval.mining",
         "Qrels": "types",
         "Ranked": "types",
         "Run": "types",
