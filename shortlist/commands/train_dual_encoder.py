@@ -20,11 +20,11 @@ from shortlist.commands.document_side import with_document_side
 from shortlist.commands.train import TrainResult
 from shortlist.config import dump_config
 from shortlist.data import RankedList, load_collection, read_lists
+from shortlist.data.label_qrels import positive_counts
 from shortlist.data.splits import split_off_dev
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.indexes import ExactIndex, FaissIndex
 from shortlist.losses import build_loss
-from shortlist.metrics import count_labels
 from shortlist.metrics.xc import DEFAULT_PROPENSITY
 from shortlist.retrieval import DualEncoder
 from shortlist.retrieval.engine import Forward
@@ -313,9 +313,14 @@ class DualEncoderJob:
         search.depth = max(100, *(int(cut) for name in (self.metric, *measures) for cut in re.findall(r"@(\d+)", name)))
         options: dict[str, Any] = {"exclude_self": collection.exclude_self}
         if collection.kind == "xc":
-            counts = self.collection.qrels(data.split)
-            options |= {"train_counts": count_labels(counts), "num_train": len(counts)}
+            trained = self.collection.qrels(data.split)
+            options |= {"train_counts": positive_counts(trained), "num_train": len(trained)}
             options |= {"propensity": collection.propensity} if collection.propensity else {}
+            # As `evaluate` measures a label set: pairs that may not be predicted go first, nDCG is binary.
+            options |= {
+                "binary_gain": True,
+                "filters": collection.filters(data.split if data.dev == "auto" else data.dev),
+            }
         where = f"{len(chosen)} queries of {data.split} held out" if data.dev == "auto" else f"split {data.dev}"
         description = f"{where}, {len(rows)} documents"
         logger.info("Checkpoints are chosen by %s on %s", self.metric, description)

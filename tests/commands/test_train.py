@@ -346,6 +346,26 @@ def test_variants_train(settings, tmp_path, toy_xc, overrides):
     assert all(np.isfinite(loss) for loss in losses(tmp_path / "out").values())
 
 
+def test_selection_measures_a_label_set_as_it_is_reported(settings, tmp_path, toy_xc, monkeypatch):
+    # methods-dexml-lite §4.2: pairs that may not be predicted go before ranking, in selection too; nDCG is binary
+    from shortlist.training import evaluation
+
+    folder = shutil.copytree(toy_xc, tmp_path / "xc")
+    (folder / "filter_labels_train.txt").write_text("".join(f"{row} 0\n" for row in range(60)))
+    asked, measure = [], evaluation.evaluate
+    monkeypatch.setattr(
+        evaluation, "evaluate", lambda *args, **options: asked.append(options) or measure(*args, **options)
+    )
+    overrides = [
+        f"data.path={folder}",
+        "data.dev=auto",
+        "training.max_steps=1",
+        "training.metric_for_best_model=nDCG@3",
+    ]
+    train(settings, overrides=overrides, output=tmp_path / "out")
+    assert asked and all(options["filters"]["tr0"] == {"astronomy"} and options["binary_gain"] for options in asked)
+
+
 def test_bm25_negatives_are_mined_once_and_kept_beside_the_output(settings, tmp_path, toy):
     from shortlist.data import read_lists
 
