@@ -69,9 +69,7 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
             "batch": f"{config.training.batch_size * processes} queries, {config.training.batch_size} a process",
         }
     if data.queries is not None:
-        # Every process sees the global batch and takes its part, so the steps are those of the larger batch.
-        batch = config.training.batch_size * processes
-        plan = plan_steps(data.queries, config.training.model_copy(update={"batch_size": batch}))
+        plan = plan_steps(data.queries, config.training, processes=processes)
         report |= {"training queries": data.queries, "steps per epoch": plan.steps_per_epoch, "steps": plan.total_steps}
     if data.documents is not None and model is not None:
         step = step_size(
