@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
 import sys
 import time
@@ -92,7 +93,8 @@ def train(
     prepare, estimate = kind
     if dry_run:
         report = estimate()(resolved)
-        sys.stdout.write(_table(report))
+        if os.environ.get("RANK", "0") == "0":  # one of several processes prints
+            sys.stdout.write(_table(report))
         return report
     if output is None:
         raise ConfigError("training needs a directory for the model: -o OUT.")

@@ -27,6 +27,9 @@ def test_published_recipes_are_estimated_without_data_or_model(name, capsys, mon
     assert any(item.startswith("model: distilbert") for item in report["missing"])
     printed = capsys.readouterr().out
     assert "memory per device" in printed and "total:" in printed
+    monkeypatch.setenv("RANK", "1")
+    train(name, dry_run=True)
+    assert capsys.readouterr().out == ""
 
 
 def test_published_recipes_hold_the_released_hyper_parameters():
