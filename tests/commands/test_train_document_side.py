@@ -25,7 +25,7 @@ def settings(tmp_path, toy_xc, xc_model):
         f"data: {{path: {toy_xc}, dev: none, negatives: all}}\n"
         "loss: one_vs_all_bce\n"
         "training: {learning_rate: 0.02, head_learning_rate: 0.05, weight_decay: 0.0, batch_size: 20, max_steps: 60, "
-        "temperature: 0.1, logging_steps: 20}\n",
+        "temperature: 0.1, logging_steps: 20, eval_steps: 60}\n",
         encoding="utf-8",
     )
     return path
