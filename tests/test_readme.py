@@ -1,5 +1,6 @@
 """The README's code and commands run as printed (user-reports H.171, H.174)."""
 
+import logging
 import re
 import shlex
 from pathlib import Path
@@ -28,10 +29,15 @@ def commands(text: str) -> list[list[str]]:
 
 
 def run(arguments: list[str]) -> int:
+    logger = logging.getLogger("shortlist")
+    kept = logger.handlers[:], logger.propagate, logger.level
     try:
         main(arguments)
     except SystemExit as stop:
         return int(stop.code or 0)
+    finally:  # the command line sets logging up, which other tests must not see
+        logger.handlers[:], logger.propagate = kept[:2]
+        logger.setLevel(kept[2])
     return 0
 
 
