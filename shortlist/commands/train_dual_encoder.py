@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from shortlist.commands.document_side import with_document_side
 from shortlist.commands.train import TrainResult
+from shortlist.commands.training_loss import training_loss
 from shortlist.config import dump_config
 from shortlist.data import RankedList, load_collection, read_lists
 from shortlist.data.label_qrels import positive_counts
 from shortlist.data.splits import split_off_dev
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.indexes import ExactIndex, FaissIndex
-from shortlist.losses import build_loss
 from shortlist.metrics.xc import DEFAULT_PROPENSITY
 from shortlist.retrieval import DualEncoder
 from shortlist.retrieval.engine import Forward
@@ -64,10 +64,7 @@ class DualEncoderJob:
         if config.data.path is None:
             raise ConfigError("data.path is not set: name the collection to train on, as data.path=DIR or in the file.")
         self.metric = metric_name(config.training.metric_for_best_model)
-        try:
-            self.loss = build_loss(config.loss.name, **config.loss.options)
-        except ConfigError as error:
-            raise ConfigError(f"loss: {error}") from None
+        self.loss = training_loss(config)
         self.teacher = getattr(self.loss, "target", "positives") == "teacher"
         self.sources = {source.name for source in config.data.sources}
         if self.teacher and "given" not in self.sources:
@@ -275,7 +272,9 @@ class DualEncoderJob:
         filters = MiningFilters(mining.skip, mining.min_score, mining.max_score, mining.relative_margin, mining.margin)
 
         def write(path: Path) -> MiningCounts:
-            search = DenseCandidates(self.encoder, self.collection.corpus, index=mining.index)
+            rows = np.arange(len(self.documents))
+            vectors = encoded_rows(self.encoder, batches, rows)
+            search = DenseCandidates(self.encoder, self.collection.corpus, index=mining.index, vectors=vectors)
             return write_shortlist(path, self.examples, search, depth=mining.depth, filters=filters)
 
         return MinedNegatives(
@@ -372,20 +371,13 @@ class DevSearch:
         self.batches = batches
         self.queries = dict(queries)
         self.rows = rows
-        self.ids = batches.documents.ids(rows)
         self.depth = 100
 
     def __call__(self) -> Run:
         """The run of the held-out queries."""
-        forward = Forward(self.encoder, "document")
         index = ExactIndex(self.encoder.dim, metric="ip")
-        for start in range(0, len(self.rows), 20_000):
-            rows = self.rows[start : start + 20_000]
-            vectors = np.zeros((len(rows), self.encoder.dim), np.float32)
-            # The token ids are those of the training batches, made once.
-            tokens = self.batches.tokens.tokens(rows)
-            forward.vectors(tokens.at_rows(rows) if self.encoder.document_tower.by_row else tokens, vectors)
-            index.add(self.ids[start : start + 20_000], vectors)
+        for ids, block in encoded_rows(self.encoder, self.batches, self.rows):
+            index.add(ids, block)
         queries = Forward(self.encoder, "query")
         vectors = np.zeros((len(self.queries), self.encoder.dim), np.float32)
         queries.vectors(queries.tokens(list(self.queries.values())), vectors)
@@ -393,6 +385,19 @@ class DevSearch:
         for query, found in zip(self.queries, index.search(vectors, self.depth), strict=True):
             run.add(query, [document for document, _ in found], [score for _, score in found])
         return run
+
+
+def encoded_rows(
+    encoder: DualEncoder, batches: BatchBuilder, rows: NDArray[np.int64]
+) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+    """Ids and vectors of rows of the corpus, block by block, from the token ids of the training batches."""
+    forward = Forward(encoder, "document")
+    for start in range(0, len(rows), 20_000):
+        part = rows[start : start + 20_000]
+        vectors = np.zeros((len(part), encoder.dim), np.float32)
+        tokens = batches.tokens.tokens(part)
+        forward.vectors(tokens.at_rows(part) if encoder.document_tower.by_row else tokens, vectors)
+        yield batches.documents.ids(part), vectors
 
 
 def open_encoder(config: TrainConfig) -> DualEncoder:

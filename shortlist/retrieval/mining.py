@@ -44,9 +44,18 @@ class DenseCandidates:
         corpus: the documents; found rows are rows of it.
         index: "exact", or a FAISS factory string such as "Flat" or "HNSW32".
         device: of the exact index.
+        vectors: ids and vectors of the corpus in its order, in blocks; None encodes it.
     """
 
-    def __init__(self, encoder: Any, corpus: Corpus, *, index: str = "exact", device: str = "auto"):
+    def __init__(
+        self,
+        encoder: Any,
+        corpus: Corpus,
+        *,
+        index: str = "exact",
+        device: str = "auto",
+        vectors: Iterable[tuple[Sequence[str], Floats]] | None = None,
+    ):
         self.encoder = encoder
         self.vectors = np.empty((len(corpus), encoder.dim), np.float32)
         self.index: VectorIndex
@@ -57,8 +66,8 @@ class DenseCandidates:
 
             self.index = FaissIndex(encoder.dim, factory=index)
         ids: list[str] = []
-        for part, vectors in encode_slices(encoder, corpus):
-            self.vectors[len(ids) : len(ids) + len(part)] = vectors
+        for part, block in encode_slices(encoder, corpus) if vectors is None else vectors:
+            self.vectors[len(ids) : len(ids) + len(part)] = block
             ids += part
         # In one piece, because a factory that clusters learns from the first vectors it is given.
         self.index.add(ids, self.vectors)
