@@ -98,6 +98,7 @@ class DocumentVectors(nn.Module):
     """
 
     by_row = True
+    reads_text = False
     kind = "vectors"
     sort_by_length = False
     longest: int | None = None

@@ -227,7 +227,9 @@ class BatchBuilder:
         counts = even_counts(len(rows), self.world)
         own = rows[sum(counts[: self.rank]) :][: counts[self.rank]]
         features = []
-        for part in self._parts(own):
+        # Looked-up vectors have no activations to save, and each further micro-batch a gradient of the whole table.
+        looked_up = not getattr(self.encoder.document_tower, "reads_text", True)
+        for part in [own] if looked_up and len(own) else self._parts(own):
             collated: dict[str, Tensor] = self.encoder.document_tower.collate(self.tokens.tokens(part))
             features.append({**collated, "rows": torch.from_numpy(part.copy())} if self.by_row else collated)
         return features

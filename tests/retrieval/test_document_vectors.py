@@ -307,3 +307,22 @@ def test_document_vectors_are_put_on_a_text_encoder_only(head, text):
         head.with_document_vectors(IDS, "vectors")
     with pytest.raises(ConfigError, match="expected vectors or text_and_vectors"):
         text.with_document_vectors(IDS, "free")
+
+
+def test_looked_up_vectors_are_one_micro_batch(text, toy):
+    from shortlist.settings import NegativeSource
+    from shortlist.training.batches import BatchBuilder
+    from shortlist.training.documents import Documents
+    from shortlist.training.examples import build_examples
+
+    examples = build_examples(toy.all_queries(), toy.qrels("train"), Documents(toy.corpus, by_row=True))
+    sizes = {}
+    for side in ("vectors", "text_and_vectors"):
+        encoder = text.with_document_vectors(list(toy.corpus.ids), side)
+        batch = BatchBuilder(examples, encoder, sources=(NegativeSource("all"),), micro_batch_size=16)([(0, 0), (0, 1)])
+        sizes[side] = [len(part["rows"]) for part in batch["documents"]]
+        rows = torch.cat([part["rows"] for part in batch["documents"]])
+        assert torch.equal(rows, batch["document_rows"])
+        vectors = torch.cat([encoder.embed_documents(part) for part in batch["documents"]])
+        assert vectors.shape == (len(toy.corpus), encoder.dim)
+    assert sizes["vectors"] == [len(toy.corpus)] and max(sizes["text_and_vectors"]) == 16
