@@ -24,6 +24,7 @@ LAYERS = [
     {"ranking"},
     {"commands"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
