@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from shortlist.errors import ConfigError
-from shortlist.losses.base import RankingLoss
+from shortlist.losses.base import RankingLoss, check_sampled_positives
 from shortlist.losses.contrastive import DecoupledSoftmax, InfoNCE
 from shortlist.losses.distillation import KLDivergence, MarginMSE
 from shortlist.losses.listwise import ApproxNDCG, ListNet, RankNet
@@ -54,6 +54,7 @@ __all__ = [
     "Shard",
     "SoftTopK",
     "build_loss",
+    "check_sampled_positives",
     "pool_loss",
     "soft_top_k",
 ]

@@ -51,6 +51,24 @@ def check_number(name: str, value: float) -> float:
     return float(value)
 
 
+def check_sampled_positives(loss: nn.Module) -> None:
+    """Raise ConfigError unless positives may be drawn for a loss: where a draw stands for the mean over all.
+
+    Drawing one in proportion to its grade is unbiased for the exact mean with `weight_by_grade`; the weights are in
+    the draw, and would count twice.
+    """
+    if not getattr(loss, "samples_positives", False):
+        raise ConfigError(
+            f"training.sample_positives: {type(loss).__name__} needs every positive of a query; leave it empty, or "
+            "use info_nce, decoupled_softmax or soft_top_k (one_vs_all_bce would call the others negatives)."
+        )
+    if getattr(loss, "weight_by_grade", False):
+        raise ConfigError(
+            "training.sample_positives draws in proportion to the grades, so loss.weight_by_grade would count them "
+            "twice; set one of the two."
+        )
+
+
 def mean_over_queries(values: Tensor, counted: Tensor) -> Tensor:
     """Average (queries,) values over the counted rows; 0, still attached to the graph, if there is none."""
     return values.sum() / counted.sum().clamp(min=1)
@@ -67,6 +85,8 @@ class RankingLoss(nn.Module, ABC):
     """What the second argument is: a mask or grades, or teacher scores."""
     blockwise: ClassVar[bool] = True
     """Whether statistics of the rows and the scores of the positives are all it needs, so that pool_loss takes it."""
+    samples_positives: ClassVar[bool] = False
+    """Whether the loss of a few positives of a query, drawn in proportion to their grades, stands for that of all."""
     drops_left_out: bool = False
     """Whether known positives that were not drawn leave the row, or stay in it as in the plain loss."""
 

@@ -37,6 +37,8 @@ class InfoNCE(RankingLoss):
         weight_by_grade: weight the positives of a query in proportion to their grades.
     """
 
+    samples_positives = True
+
     def __init__(
         self, *, mask_positives: bool = False, weight_by_grade: bool = False, normalise_weights: bool = True
     ) -> None:
@@ -68,6 +70,7 @@ class DecoupledSoftmax(RankingLoss):
         weight_by_grade: weight the positives of a query in proportion to their grades.
     """
 
+    samples_positives = True
     drops_left_out = True
 
     def __init__(self, *, weight_by_grade: bool = False, normalise_weights: bool = True) -> None:

@@ -81,10 +81,12 @@ def pool_loss(
 
     Raises:
         DataError: shapes do not fit, positives lie outside the matrix or out of order, or a bias is not finite.
-        ConfigError: the loss needs a whole score matrix.
+        ConfigError: the loss needs a whole score matrix, or every positive while some are left out.
     """
     if not getattr(loss, "blockwise", False):
         raise ConfigError(f"{type(loss).__name__} needs a whole score matrix; call it on scores.")
+    if left_out is not None and not loss.samples_positives:
+        raise ConfigError(f"{type(loss).__name__} (one_vs_all_bce, say) needs every positive: none can be left out.")
     shard = shard or Shard(0, documents.shape[0], documents.shape[0])
     _check(queries, documents, rows, columns, values, bias, shard)
     dtype = torch.promote_types(compute_dtype(queries), compute_dtype(documents))

@@ -53,6 +53,7 @@ class SoftTopK(RankingLoss):
         ConfigError: k or the sharpness is not above zero.
     """
 
+    samples_positives = True
     drops_left_out = True
 
     def __init__(
