@@ -1,7 +1,10 @@
 """`index --frequency-prior` and `search --frequency-bias`: scores by hand, with and without an index, and refusals."""
 
 import json
+import logging
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,3 +202,25 @@ def test_a_label_side_of_free_vectors_takes_a_prior_too(trained, toy_xc, tmp_pat
     index(model=model, data=toy_xc, output=tmp_path / "index", frequency_prior="train")
     run = search(index=tmp_path / "index", data=toy_xc, split="test", output=tmp_path / "a.run", frequency_bias=-0.5)
     assert_run(run, by_hand(model, toy_xc, -0.5))
+
+
+def test_the_commands_of_the_method_page_run(trained, toy_xc, tmp_path, monkeypatch):
+    # user-reports H.174
+    from shortlist.cli import main
+
+    page = (Path(__file__).parents[2] / "docs" / "methods" / "logit-adjustment.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^shortlist (.*)$", page, flags=re.M)
+    assert len(lines) == 3
+    monkeypatch.chdir(tmp_path)
+    logger = logging.getLogger("shortlist")
+    kept = logger.handlers[:], logger.propagate, logger.level
+    try:
+        for line in lines:
+            words = line.replace("MODEL", str(trained)).replace("XC", str(toy_xc)).split()
+            with pytest.raises(SystemExit) as stop:
+                main([*words, "--overwrite"])
+            assert not stop.value.code
+    finally:  # the command line sets logging up, which other tests must not see
+        logger.handlers[:], logger.propagate = kept[:2]
+        logger.setLevel(kept[2])
+    assert open_index(tmp_path / "IDX").frequency_prior and (tmp_path / "out.run.gz").is_file()
