@@ -224,7 +224,7 @@ def mine_hard_negatives(
     logger.info("%s: %s", target, counts)
     if counts.short:
         logger.info(
-            "%d of %d queries have fewer than %d negatives; a larger depth (now %d) or wider filters give more.",
+            "%d of %d queries have fewer than %d negatives; a larger depth (now %d) or wider filters may give more.",
             counts.short, counts.queries, k, depth,
         )  # fmt: skip
     return counts

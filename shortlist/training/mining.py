@@ -128,7 +128,7 @@ class MiningCounts:
         removed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count) or "none"
         return (
             f"{self.negatives:,} negatives for {self.queries:,} queries, of {self.candidates:,} candidates; removed: "
-            f"{removed}; {self.short:,} queries have fewer than asked for, {self.without:,} of them none"
+            f"{removed}; {self.without:,} queries have none"
         )
 
 
