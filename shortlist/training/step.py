@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
 from shortlist.training.batches import Pairs
@@ -22,6 +22,10 @@ class PairEncoder(Protocol):
     @property
     def dim(self) -> int:
         """Length of a vector."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The weights."""
         ...
 
     def embed_queries(self, features: dict[str, Tensor]) -> Tensor:
@@ -58,17 +62,22 @@ def batch_loss(
     device = torch.device(device)
     moved = {name: _moved(value, device) for name, value in batch.items() if name not in ("queries", "documents")}
     with autocast():
-        queries = _vectors(encoder.embed_queries, batch["queries"], encoder.dim, device)
-        documents = _vectors(encoder.embed_documents, batch["documents"], encoder.dim, device)
+        queries = _vectors(encoder.embed_queries, batch["queries"], encoder, device)
+        documents = _vectors(encoder.embed_documents, batch["documents"], encoder, device)
     return objective(queries, documents, moved)
 
 
 def _vectors(
-    encode: Callable[[dict[str, Tensor]], Tensor], chunks: Sequence[dict[str, Tensor]], dim: int, device: torch.device
+    encode: Callable[[dict[str, Tensor]], Tensor],
+    chunks: Sequence[dict[str, Tensor]],
+    encoder: PairEncoder,
+    device: torch.device,
 ) -> Tensor:
     """Vectors `(texts, dim)` of one side; none where this process has no part of a small batch."""
     if not chunks:
-        return torch.zeros(0, dim, device=device)
+        # Vectors are float32 whatever the weights are, but for weights finer than that.
+        double = next(encoder.parameters()).dtype == torch.float64
+        return torch.zeros(0, encoder.dim, device=device, dtype=torch.float64 if double else torch.float32)
 
     def of(features: dict[str, Tensor]) -> Tensor:
         return encode({name: value.to(device, non_blocking=True) for name, value in features.items()})

@@ -2,48 +2,24 @@
 
 import pytest
 import torch
+from double_encoders import (
+    DOCUMENTS,
+    PAIRS,
+    QUERIES,
+    a_batch,
+    a_loss,
+    assert_equal_gradients,
+    chunks_of,
+    gradients_of,
+    open_double,
+)
 from torch import nn
 
-from shortlist.losses import LOSSES, build_loss
+from shortlist.losses import LOSSES
 from shortlist.retrieval import DualEncoder
 from shortlist.training.gradcache import embed
-
-QUERIES = ["the moon", "bread and flour", "fever", "volcano and rain", "cough", "the stars of the night", "salt"]
-DOCUMENTS = [*QUERIES[::-1], "moon phases", "a loaf of bread with salt", "rain", "clouds over the sea"]
-# Two positives for some queries, one for others, none for the last.
-PAIRS = [(0, 6, 1.0), (0, 7, 2.0), (1, 5, 1.0), (1, 8, 1.0), (2, 4, 3.0), (3, 3, 1.0), (4, 2, 1.0), (5, 1, 1.0)]
-
-
-def open_double(path):
-    """An encoder in float64 with dropout switched on (where it has any)."""
-    encoder = DualEncoder.from_pretrained(path, query_max_length=12, doc_max_length=12).train()
-    encoder = encoder.double()
-    for tower in encoder.towers():
-        # The towers give float32 by contract; here the arithmetic has to be finer than the comparison.
-        tower.forward = double_forward(tower)
-    return encoder
-
-
-def double_forward(tower):
-    from torch.nn import functional
-
-    from shortlist.retrieval.transformer import TransformerTower
-
-    def forward(features):
-        if isinstance(tower, TransformerTower):
-            mask = features["attention_mask"]
-            hidden = tower.backbone(input_ids=features["input_ids"], attention_mask=mask).last_hidden_state
-            pooled = (hidden * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-        else:
-            weight = tower.embedding.weight
-            pooled = functional.embedding_bag(features["input_ids"], weight, features["offsets"], mode="mean")
-        return functional.normalize(pooled, dim=-1)
-
-    return forward
-
-
-def chunks_of(tokenize, texts, size):
-    return [tokenize(texts[start : start + size]) for start in range(0, len(texts), size)]
+from shortlist.training.objective import Objective
+from shortlist.training.step import batch_loss
 
 
 def plain(encode, chunks):
@@ -51,8 +27,7 @@ def plain(encode, chunks):
 
 
 def loss_value(name, queries, documents):
-    options = {"k": 3} if name == "soft_top_k" else {}
-    loss = build_loss(name, **options)
+    loss = a_loss(name)
     scores = queries @ documents.T / 0.1
     positives = torch.zeros(scores.shape, dtype=scores.dtype)
     for row, column, grade in PAIRS:
@@ -70,15 +45,7 @@ def gradients(encoder, name, way, sizes, *, seed=3, repeat=1):
         documents = way(encoder.embed_documents, chunks_of(encoder.tokenize_documents, DOCUMENTS, sizes[1]))
         queries = way(encoder.embed_queries, chunks_of(encoder.tokenize_queries, QUERIES, sizes[0]))
         loss_value(name, queries, documents).backward()
-    return {key: value.grad.clone() for key, value in encoder.named_parameters() if value.grad is not None}
-
-
-def assert_equal_gradients(left, right):
-    assert left.keys() == right.keys() and left
-    largest = max(float(value.abs().max()) for value in right.values())
-    assert largest > 1e-6
-    for key in left:
-        assert float((left[key] - right[key]).abs().max()) <= 1e-6 * largest, key
+    return gradients_of(encoder)
 
 
 @pytest.fixture
@@ -123,6 +90,19 @@ def test_any_micro_batch_on_either_side(transformer, sizes):
     assert_equal_gradients(cached, kept)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_step_with_micro_batches_is_the_step_without(transformer, name):
+    """The whole way from a batch to the gradient: both sides cached, scores in blocks where the loss allows it."""
+    encoder = transformer.eval()
+    objective = Objective(a_loss(name), temperature=0.1, dim=encoder.dim, normalise=True, matryoshka=[16])
+    found = []
+    for micro in (None, 3):
+        encoder.zero_grad()
+        batch_loss(encoder, objective, a_batch(encoder, micro=micro)).backward()
+        found.append(gradients_of(encoder))
+    assert_equal_gradients(*found)
+
+
 def test_gradients_accumulate_over_steps(transformer):
     cached = gradients(transformer, "info_nce", embed, (3, 4), repeat=3)
     assert_equal_gradients(cached, gradients(transformer, "info_nce", plain, (3, 4), repeat=3))
@@ -136,9 +116,7 @@ def test_a_scaled_loss_gives_scaled_gradients(transformer):
         transformer.zero_grad()
         torch.manual_seed(0)
         (embed(transformer.embed_documents, documents).pow(3).sum() * scale).backward()
-        found.append(
-            {key: value.grad / scale for key, value in transformer.named_parameters() if value.grad is not None}
-        )
+        found.append({key: value / scale for key, value in gradients_of(transformer).items()})
     assert_equal_gradients(*found)
 
 
@@ -161,7 +139,7 @@ def test_autocast_is_that_of_the_first_encoding(tiny_transformer):
             documents = way(encoder.embed_documents, chunks_of(encoder.tokenize_documents, DOCUMENTS, sizes[1]))
             queries = way(encoder.embed_queries, chunks_of(encoder.tokenize_queries, QUERIES, sizes[0]))
         loss_value("info_nce", queries, documents).backward()
-        found.append({key: value.grad for key, value in encoder.named_parameters() if value.grad is not None})
+        found.append(gradients_of(encoder))
     for key, value in found[0].items():
         assert torch.allclose(found[1][key], value, atol=2e-2 * float(value.abs().max()) + 1e-7), key
         assert torch.allclose(found[2][key], value, atol=0.1 * float(value.abs().max()) + 1e-4), key

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from shortlist.errors import ConfigError, NonFiniteError
-from shortlist.losses import DecoupledSoftmax, InfoNCE, KLDivergence, MarginMSE
+from shortlist.losses import DecoupledSoftmax, InfoNCE, KLDivergence, ListNet, MarginMSE, OneVsAllBCE
 from shortlist.training.batches import Pairs
 from shortlist.training.objective import Objective, check_finite
 
@@ -78,6 +78,37 @@ def test_teacher_losses_see_the_scored_documents_only(vectors, loss):
     keep = pairs(taught).mask((3, 5))
     expected = loss(queries @ documents.T, pairs(taught).dense((3, 5)), keep, positives=MASK)
     assert torch.isfinite(value) and torch.allclose(value, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [DecoupledSoftmax(), InfoNCE(), ListNet()])
+def test_positives_that_were_not_drawn_are_no_negatives(vectors, loss):
+    queries, documents = vectors
+    batch = {**BATCH, "positives": pairs([(0, 0, 1.0), (1, 1, 1.0)]), "left_out": pairs([(1, 2, 1.0)])}
+    value = Objective(loss, temperature=0.1, dim=8, normalise=True)(queries, documents, batch)
+    drawn, keep = MASK.clone(), torch.ones(3, 5).bool()
+    drawn[1, 2] = False
+    # InfoNCE leaves them in its denominator, as the plain loss and the released code do.
+    keep[1, 2] = isinstance(loss, InfoNCE)
+    assert torch.allclose(value, loss(queries @ documents.T / 0.1, drawn, keep), atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [DecoupledSoftmax(), ListNet()])
+def test_the_bias_of_a_document_is_added_to_its_logits(vectors, loss):
+    queries, documents = vectors
+    bias = torch.linspace(-3, 3, 20)
+    batch = {**BATCH, "document_rows": torch.tensor([4, 19, 0, 7, 11])}
+    value = Objective(loss, temperature=0.1, dim=8, normalise=True, bias=bias)(queries, documents, batch)
+    expected = loss(queries @ documents.T / 0.1 + bias[[4, 19, 0, 7, 11]], MASK)
+    assert torch.allclose(value, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [DecoupledSoftmax(weight_by_grade=True), OneVsAllBCE(weight_by_grade=True), ListNet()])
+def test_values_of_positives_below_one_are_weights_too(vectors, loss):
+    queries, documents = vectors
+    batch = {**BATCH, "positives": pairs([(0, 0, 0.5), (1, 1, 0.25), (1, 2, 0.75)])}
+    value = Objective(loss, temperature=0.1, dim=8, normalise=True)(queries, documents, batch)
+    expected = loss(queries @ documents.T / 0.1, batch["positives"].dense((3, 5)))
+    assert torch.allclose(value, expected, atol=1e-5)
 
 
 def test_a_loss_that_is_not_finite_stops_with_a_hint():
