@@ -113,3 +113,32 @@ def test_a_head_refuses_the_documents_of_another_collection(settings, toy_beir, 
     with pytest.raises(DataError, match="documents have no vector in this model, such as"):
         index(model=out, data=toy_beir, output=tmp_path / "index")
     assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("side", ["vectors", "text_and_vectors"])
+def test_a_killed_run_resumes_to_the_same_vectors(settings, tmp_path, monkeypatch, side):
+    # user-reports B.54
+    from shortlist.training.trainer import RetrievalTrainer
+
+    steps = [f"model.document_side={side}", "training.max_steps=6", "training.eval_steps=3"]
+    train(settings, overrides=steps, output=tmp_path / "whole")
+
+    class Killed(RuntimeError):
+        pass
+
+    original = RetrievalTrainer.compute_loss
+
+    def compute_loss(self, *arguments, **options):
+        if self.state.global_step == 4:
+            raise Killed
+        return original(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RetrievalTrainer, "compute_loss", compute_loss)
+        with pytest.raises(Killed):
+            train(settings, overrides=steps, output=tmp_path / "killed")
+    train(settings, overrides=steps, output=tmp_path / "killed", resume=True)
+    whole, resumed = (DualEncoder.from_pretrained(tmp_path / name) for name in ("whole", "killed"))
+    for expected, found in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(expected, found)
+    assert whole.fingerprint == resumed.fingerprint
