@@ -71,6 +71,8 @@ class DenseCandidates:
             ids += part
         # In one piece, because a factory that clusters learns from the first vectors it is given.
         self.index.add(ids, self.vectors)
+        if isinstance(self.index, ExactIndex):
+            (self.vectors,) = self.index.vectors()  # one copy is enough
 
     def __call__(
         self, queries: Sequence[str], depth: int, pairs: tuple[Numbers, Numbers] | None = None
