@@ -145,6 +145,7 @@ def test_steps_are_stated_and_accumulation_says_what_it_is_not(settings, tmp_pat
         )
     assert "10 training queries, 3 batches and 1 steps an epoch, 1 steps in all" in caplog.text
     assert "only the negatives of its own batch of 4" in caplog.text
+    assert "raise training.batch_size and set training.micro_batch_size (gradient cache)" in caplog.text
     assert result.steps == 1 and result.measures == {}
 
 
@@ -312,6 +313,13 @@ def test_wrong_input_leaves_the_old_output_alone(settings, tmp_path):
         (["training.warmup_steps=2.5"], "training.warmup_steps is 2.5; expected a whole number"),
         (["training.dtype=float16"], "needs a GPU"),
         (["training.matryoshka=[64]"], "matryoshka has 64"),
+        (["training.sample_positives=1", "loss=one_vs_all_bce"], "training.sample_positives: OneVsAllBCE needs every"),
+        (["training.head_learning_rate=0.1"], "training.head_learning_rate is set but the model has no free vectors"),
+        (
+            ["data.propensity_weights=true", "loss=list_net"],
+            "list_net', which weighs no positives; use one of info",
+        ),
+        (["data.propensity_weights=true", "training.sample_positives=1"], "exclude each other"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_key(settings, tmp_path, overrides, message):
@@ -334,6 +342,32 @@ def test_settings_that_cannot_work_are_refused_by_key(settings, tmp_path, overri
         ["training.dtype=bfloat16", "deterministic=true"],
         ["data.dev=auto", "data.dev_documents=20", "data.dev_queries=2"],
         ["data.path=XC", "data.dev=auto", "data.negatives=all", "training.metric_for_best_model=PSP@3"],
+        [
+            "data.negatives=all",
+            "training.micro_batch_size=3",
+            "training.score_memory=1",
+            "loss.name=soft_top_k",
+        ],
+        ["data.negatives=all", "training.sample_positives=1", "training.micro_batch_size=100"],
+        ["data.negatives=[sampled(5), bm25(1)]", "training.logit_adjustment=1.0", "training.micro_batch_size=1"],
+        [
+            "data.path=XC",
+            "data.dev=auto",
+            "data.negatives=all",
+            "model.document_side=vectors",
+            "loss=one_vs_all_bce",
+            "model.freeze_encoder=true",
+            "training.head_learning_rate=0.1",
+        ],
+        [
+            "data.path=XC",
+            "data.dev=auto",
+            "model.document_side=text_and_vectors",
+            "training.head_learning_rate=0.1",
+            "training.micro_batch_size=2",
+            "training.logit_adjustment=0.5",
+        ],
+        ["data.path=XC", "data.dev=auto", "data.propensity_weights=true", "data.graded=true"],
     ],
 )
 def test_variants_train(settings, tmp_path, toy_xc, overrides):
@@ -465,6 +499,91 @@ def test_a_loss_that_is_not_finite_stops_and_no_later_checkpoint_is_written(sett
         train(settings, overrides=["loss=my_losses:Mine"], output=tmp_path / "out")
     assert checkpoints.checkpoint_steps(tmp_path / "out") == [4]
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+# Gradient cache, label side, memory ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["static", "transformer"])
+def test_micro_batches_change_no_step(settings, tmp_path, tiny_transformer, model, deterministic_threads):
+    overrides = [
+        "data.negatives=all",
+        "training.max_steps=4",
+        "data.dev=none",
+        "training.gradient_accumulation_steps=2",
+    ]
+    if model == "transformer":
+        # Without dropout: micro-batches draw other random numbers than the whole batch.
+        config = json.loads((tiny_transformer / "config.json").read_text())
+        shutil.copytree(tiny_transformer, tmp_path / "model")
+        config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        (tmp_path / "model/config.json").write_text(json.dumps(config))
+        overrides += [f"model.path={tmp_path / 'model'}", "training.learning_rate=1e-3"]
+    train(settings, overrides=overrides, output=tmp_path / "whole")
+    train(settings, overrides=[*overrides, "training.micro_batch_size=3"], output=tmp_path / "cached")
+    assert losses(tmp_path / "cached") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_free_vectors_have_their_own_learning_rate(settings, tmp_path, toy_xc):
+    from shortlist.commands.train_dual_encoder import DualEncoderJob
+    from shortlist.training.trainer import RetrievalTrainer
+
+    overrides = [
+        f"data.path={toy_xc}", "data.dev=none", "model.document_side=vectors", "training.head_learning_rate=0.2",
+        "training.weight_decay=0.01",
+    ]  # fmt: skip
+    config = load_config(settings, overrides)
+    job = DualEncoderJob(config)
+    trainer = RetrievalTrainer(
+        job.encoder, job._batches(), job.objective, config=config, plan=job.plan, output=tmp_path / "out"
+    )
+    rates = {
+        id(parameter): group["lr"] for group in trainer.create_optimizer().param_groups for parameter in group["params"]
+    }
+    head = job.encoder.document_tower.head_parameters()
+    text = [parameter for parameter in job.encoder.parameters() if not any(parameter is own for own in head)]
+    assert {rates[id(parameter)] for parameter in head} == {0.2}
+    assert text and {rates[id(parameter)] for parameter in text} == {0.05}
+    assert len(rates) == len(head) + len(text)
+
+
+def test_logit_adjustment_is_the_frequency_among_the_training_positives(settings, toy_xc):
+    from shortlist.commands.train_dual_encoder import DualEncoderJob
+
+    job = DualEncoderJob(load_config(settings, [f"data.path={toy_xc}", "data.dev=none", "training.logit_adjustment=2"]))
+    qrels = job.collection.qrels("train")
+    counts = {label: 0 for label in job.collection.corpus.ids}
+    for query in qrels:
+        for label in qrels.relevant(query):
+            counts[label] += 1
+    total = sum(counts.values()) + len(counts)
+    # Equal texts are one document, at the first of their rows.
+    for row in job.documents.unique_rows().tolist():
+        equal = [other for other, first in enumerate(job.documents.first_rows.tolist()) if first == row]
+        if len(equal) == 1:
+            count = counts[job.collection.corpus.ids[row]]
+            assert float(job.objective.bias[row]) == pytest.approx(2 * np.log((count + 1) / total), abs=1e-4)
+            assert bool(np.isfinite(float(job.objective.bias[row])))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+)
+def test_running_out_of_memory_names_the_settings_that_bound_it(settings, tmp_path, monkeypatch, error):
+    from shortlist.errors import ShortlistError
+    from shortlist.training import trainer
+
+    def too_large(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(trainer, "batch_loss", too_large)
+    with pytest.raises(ShortlistError, match="step 1 does not fit.*training.micro_batch_size.*training.score_memory"):
+        train(settings, output=tmp_path / "out")
 
 
 # Dry run ------------------------------------------------------------------------------------------------
