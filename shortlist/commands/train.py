@@ -147,8 +147,9 @@ def _processes() -> Iterator[Any]:
         yield distributed
     finally:
         logging.getLogger("shortlist").setLevel(level)
-        if joined:
-            distributed.stop()
+    # Only after success: others may be waiting for a process that failed, whose exit tells them and the launcher.
+    if joined:
+        distributed.stop()
 
 
 def _begin(output: Path, config: TrainConfig, facts: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
