@@ -65,14 +65,18 @@ class _Cached(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
-        with torch.random.fork_rng(devices=_devices(ctx.device), device_type=_fork_type(ctx.device)):
+        now = _state(ctx.device)
+        try:
             for chunk, state, part in zip(ctx.chunks, ctx.states, gradient.split(ctx.sizes), strict=True):
-                with torch.enable_grad(), _restored(state, ctx.device):
+                with torch.enable_grad(), _as_it_was(state, ctx.device):
                     output = ctx.encode(chunk)
                 if output.requires_grad:
                     torch.autograd.backward(output, part.to(output.dtype))
                 del output
                 torch.clear_autocast_cache()
+        finally:
+            # Random numbers go on as if nothing had been drawn a second time.
+            _set_random(now, ctx.device)
         return None, None, None, None
 
 
@@ -104,9 +108,7 @@ def _device_state(module: Any, device: torch.device) -> Tensor:
     return state
 
 
-@contextlib.contextmanager
-def _restored(state: _State, device: torch.device) -> Iterator[None]:
-    """Random states and autocast as they were when `state` was taken."""
+def _set_random(state: _State, device: torch.device) -> None:
     torch.set_rng_state(state.random)
     if state.device_random is not None:
         module = torch.get_device_module(device)
@@ -114,21 +116,16 @@ def _restored(state: _State, device: torch.device) -> Iterator[None]:
             module.set_rng_state(state.device_random)
         else:
             module.set_rng_state(state.device_random, device)
+
+
+@contextlib.contextmanager
+def _as_it_was(state: _State, device: torch.device) -> Iterator[None]:
+    """Random states and autocast of the moment when `state` was taken."""
+    _set_random(state, device)
     with contextlib.ExitStack() as stack:
         for kind, options in state.autocast.items():
             stack.enter_context(torch.autocast(kind, **options))
         yield
-
-
-def _devices(device: torch.device) -> list[Any]:
-    """Devices beside the CPU whose generator is put back after the second encoding."""
-    if device.type in ("cpu", "mps"):
-        return []
-    return [device.index if device.index is not None else torch.get_device_module(device).current_device()]
-
-
-def _fork_type(device: torch.device) -> str:
-    return "cuda" if device.type in ("cpu", "mps") else device.type
 
 
 def _device_of(chunks: Sequence[Any]) -> torch.device:
