@@ -297,3 +297,7 @@ def test_torchrun_starts_the_command_and_its_failures_end_every_process(configur
     assert done.returncode == 0, done.stderr
     assert done.stdout == "" and done.stderr.count("2 processes make each step together") == 1
     assert json.loads((tmp_path / "run/manifest.json").read_text())["steps"] == 2
+    again = subprocess.run(
+        [*command, str(tmp_path / "run"), *overrides], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert again.returncode != 0 and "continue it with --resume" in again.stderr
