@@ -35,7 +35,7 @@ from shortlist.commands.train import TrainResult, train
 from shortlist.config import load_config
 from shortlist.data import Collection
 
-COUNTS = (1, 4)
+COUNTS = (1, 4, 8)
 STARTS = (0, 1)
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
