@@ -6,9 +6,12 @@ Scores `(queries, docs)` are already divided by the temperature; positives are a
 Losses towards a teacher take its scores in the second place: `KLDivergence()(scores, teacher_scores, valid=None)`.
 A loss has the attribute `target`, "positives" or "teacher", that says which.
 
+Losses with `blockwise` true also work from vectors, over pools of a million documents and several processes, in bounded
+memory: `pool_loss(loss, queries, documents, rows=..., columns=..., values=..., temperature=...)`.
+
 Which one: DecoupledSoftmax for queries with several positives, InfoNCE when each has one, SoftTopK to aim at a
-cut-off, MarginMSE or KLDivergence when a stronger model has scored the documents, ListNet, RankNet or ApproxNDCG for
-graded lists.
+cut-off, OneVsAllBCE for heads with a vector and a bias per label, MarginMSE or KLDivergence when a stronger model has
+scored the documents, ListNet, RankNet or ApproxNDCG for graded lists.
 """
 
 import difflib

@@ -35,6 +35,7 @@ class InfoNCE(RankingLoss):
     Args:
         mask_positives: leave the other positives out of the denominator.
         weight_by_grade: weight the positives of a query in proportion to their grades.
+        normalise_weights: see DecoupledSoftmax.
     """
 
     samples_positives = True
@@ -68,6 +69,10 @@ class DecoupledSoftmax(RankingLoss):
 
     Args:
         weight_by_grade: weight the positives of a query in proportion to their grades.
+        normalise_weights: the weights of a query sum to one. False: grade / |P|, for grades whose scale means
+            something. Inverse propensities as grades (1 / p_l, Jain et al. 2016) then make the loss an estimate of the
+            one with no positive missing, as Qaraei et al. 2021 (arXiv 2007.00237) do for the convex losses of rare
+            labels; scale them to a mean of 1 over the training positives to keep the learning rate.
     """
 
     samples_positives = True

@@ -15,10 +15,15 @@ class OneVsAllBCE(RankingLoss):
     D is the number of valid columns of the row. Prefer it for heads with a bias per label, or where calibrated
     probabilities of single pairs are the goal. For a dual encoder over many documents prefer DecoupledSoftmax: with
     few positives among many columns the mean is all negatives, and training hardly moves (precision at 1 of 0.10 on
-    EURLex-4K). Grades only say which columns are positive. Like every loss here it averages over the queries that have
-    a positive.
+    EURLex-4K). Like every loss here it averages over the queries that have a positive. It needs all positives: one that
+    was not drawn would be called a negative.
 
-    Source: Gupta et al. 2024 (arXiv 2310.10636), the one-versus-all baseline.
+    Source: Gupta et al. 2024 (arXiv 2310.10636), the one-versus-all baseline; with weights, Jain et al. 2016
+    and Qaraei et al. 2021 (arXiv 2007.00237), the propensity-scored form that leaves the negative terms as they are.
+
+    Args:
+        weight_by_grade: multiply the terms of the positives by their grades; otherwise grades only say which columns
+            are positive.
     """
 
     def __init__(self, *, weight_by_grade: bool = False) -> None:

@@ -9,7 +9,7 @@ every further look: once more for the softmax losses, once a step of the solver 
 
 Over several processes each holds some columns; the statistics, the scores of the positives and the sums behind a
 threshold are merged by all-reduce, so that every denominator is over all documents. Source: Gupta et al. 2024 (arXiv
-2310.10636), section 3 of the appendix and the released code for the sharded form; the column blocks use the merged
+2310.10636) and its released code for the sharded form; the column blocks use the merged
 log-sum-exp of Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 

@@ -58,15 +58,28 @@ class DenseRows:
 
     def columns(self) -> Tensor:
         """Return (queries,) numbers of columns that are valid and not -inf."""
-        parts = masked_blocks(self.scores.detach(), self.valid)
-        return torch.cat([(block > -torch.inf).sum(dim=1) for _, block in parts])
+        parts = masked_blocks(self.scores.detach(), self.valid, as_is=True)
+        return torch.cat([Columns.of(block).counts() for _, block in parts])
 
 
-def masked_blocks(scores: Tensor, valid: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (rows, their scores in the compute dtype, -inf where not valid); the next overwrites the block."""
-    memory = Workspace()
+def masked_blocks(
+    scores: Tensor, valid: Tensor | None, *, into: Tensor | None = None, as_is: bool = False
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield (rows, their scores in the compute dtype, -inf where not valid).
+
+    Args:
+        scores: (queries, docs).
+        valid: (queries, docs) bools, or None.
+        into: write the blocks here, if it has the compute dtype; otherwise the next block overwrites the one before.
+        as_is: the blocks are only read. If no copy has to be made there is one block: the scores.
+    """
+    memory, dtype = Workspace(), compute_dtype(scores)
+    if as_is and valid is None and scores.dtype == dtype:
+        yield slice(0, scores.shape[0]), scores
+        return
     for rows in blocks(scores):
-        block = memory.like(scores[rows], 0, dtype=compute_dtype(scores)).copy_(scores[rows])
+        target = memory.like(scores[rows], 0, dtype=dtype) if into is None or into.dtype != dtype else into[rows]
+        block = target.copy_(scores[rows])
         if valid is not None:
             dropped = torch.logical_not(valid[rows], out=memory.like(valid[rows], 1))
             block.masked_fill_(dropped, -torch.inf)
@@ -76,11 +89,12 @@ def masked_blocks(scores: Tensor, valid: Tensor | None) -> Iterator[tuple[slice,
 class _DenseStatistic(Function):
     @staticmethod
     def forward(ctx, scores, valid, rows, columns, statistic):  # noqa: D102
-        values = [
-            statistic.value(Columns.of(block), part)
-            for part, _, block in _positive_blocks(scores, valid, rows, columns, statistic)
-        ]
-        value = torch.cat(values)
+        parts: Iterator[tuple[slice, Tensor]]
+        if statistic.without_positives:
+            parts = ((part, block) for part, _, block in _positive_blocks(scores, valid, rows, columns, statistic))
+        else:
+            parts = masked_blocks(scores, valid, as_is=True)
+        value = torch.cat([statistic.value(Columns.of(block), part) for part, block in parts])
         ctx.save_for_backward(scores, valid, rows, columns, value)
         ctx.statistic = statistic
         return value, scores[rows, columns].to(compute_dtype(scores))
@@ -90,7 +104,7 @@ class _DenseStatistic(Function):
     def backward(ctx, grad_value, grad_positive):  # noqa: D102
         scores, valid, rows, columns, value = ctx.saved_tensors
         gradient = torch.empty_like(scores)
-        for part, mine, block in _positive_blocks(scores, valid, rows, columns, ctx.statistic):
+        for part, mine, block in _positive_blocks(scores, valid, rows, columns, ctx.statistic, gradient):
             ctx.statistic.weights(block, value[part], part)
             factor = grad_value[part].to(block.dtype)
             if ctx.statistic.share is not None:
@@ -98,17 +112,24 @@ class _DenseStatistic(Function):
             block.mul_(factor[:, None])
             # Added in the compute dtype: a positive's two terms nearly cancel, which half precision would lose.
             block[rows[mine] - part.start, columns[mine]] += grad_positive[mine]
-            gradient[part] = block
+            if gradient.dtype != block.dtype:
+                gradient[part] = block
         return gradient, None, None, None, None
 
 
 def _positive_blocks(
-    scores: Tensor, valid: Tensor | None, rows: Tensor, columns: Tensor, statistic: RowStatistic
+    scores: Tensor,
+    valid: Tensor | None,
+    rows: Tensor,
+    columns: Tensor,
+    statistic: RowStatistic,
+    into: Tensor | None = None,
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield (rows of the block, positives inside it, masked copy of the block)."""
     bounds = torch.tensor([part.stop for part in blocks(scores)], device=rows.device)
     stops = torch.searchsorted(rows, bounds).tolist()
-    for (part, block), start, stop in zip(masked_blocks(scores, valid), [0, *stops], stops, strict=False):
+    parts = masked_blocks(scores, valid, into=into)
+    for (part, block), start, stop in zip(parts, [0, *stops], stops, strict=False):
         mine = slice(start, stop)
         if statistic.without_positives:
             block[rows[mine] - part.start, columns[mine]] = -torch.inf

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from shortlist.errors import ConfigError
 from shortlist.losses.base import RankingLoss, check_matrices, check_number
 from shortlist.losses.entries import PositiveEntries
-from shortlist.losses.row_statistics import Columns, compute_dtype
+from shortlist.losses.row_statistics import Columns, blocks, compute_dtype
 from shortlist.losses.rows import ScoreRows, masked_blocks
 from shortlist.losses.threshold import Threshold, difference
 
@@ -116,9 +116,10 @@ class _SoftTopK(Function):
     def forward(ctx, scores, valid, threshold):  # noqa: D102
         p = torch.empty(scores.shape, dtype=compute_dtype(scores), device=scores.device)
         tau = torch.empty_like(threshold.k)
-        for rows, block in masked_blocks(scores, valid):
+        for rows, block in masked_blocks(scores, valid, as_is=True):
             tau[rows] = threshold.value(Columns.of(block), rows)
-            difference(block, tau[rows], threshold.sharpness, out=p[rows]).sigmoid_()
+            for tile in blocks(block):
+                difference(block[tile], tau[rows][tile], threshold.sharpness, out=p[rows][tile]).sigmoid_()
         ctx.save_for_backward(scores, valid, tau)
         ctx.threshold = threshold
         return p

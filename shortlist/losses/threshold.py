@@ -3,7 +3,8 @@
     z_l = alpha x_l - tau,   p_l = sigmoid(z_l),   tau such that  sum_l p_l = k
     v_l = p_l (1 - p_l),     d tau / d x_j = alpha v_j / sum_l v_l
 
-A safeguarded Newton iteration. When k is more than half of the columns it looks for the other side instead,
+A safeguarded Newton iteration, warm-started at a bound that is nearly reached when k is a small part of the columns: it
+needs nothing from earlier steps, so training resumes exactly. When k is more than half of the columns it looks for the other side instead,
 
     sum_l sigmoid(tau - alpha x_l) = count - k,
 
@@ -30,16 +31,13 @@ class Threshold(RowStatistic):
     Args:
         k: (queries,) sums, above zero; above the number of valid columns of a row it is that number.
         sharpness: alpha.
-        start: (queries,) thresholds that are near, if any are known. They save steps and leave the result as it is,
-            within the tolerance.
     """
 
     without_positives = False
 
-    def __init__(self, k: Tensor, sharpness: float, *, start: Tensor | None = None) -> None:
+    def __init__(self, k: Tensor, sharpness: float) -> None:
         self.k = k
         self.sharpness = self.share = sharpness
-        self.start = start
         self.workspace = Workspace()
         # log of the largest v of a row in which every v may underflow, else 0
         self.largest = torch.zeros_like(k)
@@ -47,7 +45,7 @@ class Threshold(RowStatistic):
     def value(self, columns: Columns, rows: slice) -> Tensor:
         """Return (rows,) thresholds."""
         solver = _Solver(columns, self.k[rows], self.sharpness, self.workspace)
-        tau, flat = solver.solve(None if self.start is None else self.start[rows])
+        tau, flat = solver.solve()
         nearest = torch.zeros_like(tau)
         if bool(flat.any()):
             (found,) = columns.reduce(lambda block, part: (self._size(block, tau[part]).amax(dim=1),), "max")
@@ -115,13 +113,13 @@ class _Solver:
         self.missing = False  # whether a column of this process is -inf
         self.same_sign = not self.reversed or bool((self.sign < 0).all())
 
-    def solve(self, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    def solve(self) -> tuple[Tensor, Tensor]:
         """Return (rows,) tau, and bools: the row has a gap at rank k so wide that every v may underflow."""
         done = ~self.unsolved
         everything = torch.where(self.count > 0, -EVERYTHING, EVERYTHING).to(self.k.dtype)
         if bool(done.all()):
             return everything, torch.zeros_like(done)
-        current, lower, upper, tolerance = self._bounds(start)
+        current, lower, upper, tolerance = self._bounds()
         moved = upper - lower
         flat, solution = torch.zeros_like(done), current
         for step in range(MAX_STEPS):
@@ -145,7 +143,7 @@ class _Solver:
                 break
         return (self.sign * solution).where(self.unsolved, everything), flat | (self.k < 1e-20)
 
-    def _bounds(self, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor, float]:
+    def _bounds(self) -> tuple[Tensor, Tensor, Tensor, float]:
         """Return where to start, a bracket, and the step at which to stop.
 
         sigmoid(z) <= e^z gives tau <= log sum exp a - log k, close when k is a small part of the columns. With every a
@@ -158,11 +156,7 @@ class _Solver:
         upper = torch.minimum(high - logit, total - self.k.log())
         slack = 1 + 1e-6 * torch.maximum(low.abs(), high.abs())
         lower = torch.minimum(low - logit, upper) - slack
-        current = upper
-        if start is not None:
-            known = self.sign * start.to(dtype)
-            current = known.where((known > lower) & (known < upper), current)
-        return current, lower, upper + slack, 1e-7 if found[0].dtype == torch.float64 else 5e-4
+        return upper, lower, upper + slack, 1e-7 if found[0].dtype == torch.float64 else 5e-4
 
     def _ends(self, block: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Maximum, minimum and log sum exp of sign alpha x over the columns that exist."""
@@ -199,7 +193,7 @@ class _Solver:
 
         The third are bools: the row is all but decided.
         """
-        total, squares = self.columns.reduce(lambda block, rows: self._moments(block, tau, rows), "sum", "sum")
+        total, squares = self.columns.reduce(lambda block, rows: self._moments(block, tau, rows, done), "sum", "sum")
         total, squares = total.to(self.k.dtype), squares.to(self.k.dtype)
         slope = 1 - squares / total  # V / sum p
         excess = (total / self.k).log()
@@ -209,7 +203,9 @@ class _Solver:
             excess, slope = (torch.where(flat, new, old) for new, old in zip(balanced, (excess, slope), strict=True))
         return excess, slope, flat
 
-    def _moments(self, block: Tensor, tau: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    def _moments(self, block: Tensor, tau: Tensor, rows: slice, done: Tensor) -> tuple[Tensor, Tensor]:
+        if bool(done[rows].all()):  # nobody will look
+            return block.new_ones(block.shape[0]), block.new_zeros(block.shape[0])
         memory = self.workspace.like(block, 0)
         p = self._signed(block, tau[rows], rows, memory).sigmoid_()
         return p.sum(dim=1), torch.linalg.vector_norm(p, dim=1).square()
