@@ -3,8 +3,9 @@
     z_l = alpha x_l - tau,   p_l = sigmoid(z_l),   tau such that  sum_l p_l = k
     v_l = p_l (1 - p_l),     d tau / d x_j = alpha v_j / sum_l v_l
 
-A safeguarded Newton iteration, warm-started at a bound that is nearly reached when k is a small part of the columns: it
-needs nothing from earlier steps, so training resumes exactly. When k is more than half of the columns it looks for the other side instead,
+A safeguarded Newton iteration, warm-started at a bound that is nearly reached when k is a small part of the columns. It
+needs nothing from earlier steps, so training resumes exactly. When k is more than half of the columns it looks for the
+other side instead,
 
     sum_l sigmoid(tau - alpha x_l) = count - k,
 
