@@ -44,5 +44,6 @@ def mine(
     return mine_hard_negatives(
         collection.qrels(split), collection.corpus, queries=collection.all_queries(), output=output, model=model,
         bm25=bm25, k=k, depth=depth, skip=skip, min_score=min_score, max_score=max_score,
-        relative_margin=relative_margin, margin=margin, index=index, device=device, dtype=dtype, overwrite=overwrite,
+        relative_margin=relative_margin, margin=margin, index=index, banned=collection.filters(split), device=device,
+        dtype=dtype, overwrite=overwrite,
     )  # fmt: skip

@@ -81,6 +81,8 @@ class DualEncoderJob:
         self.documents = Documents(self.collection.corpus, template=self.encoder.template, by_row=by_row)
         train, dev = self._split()
         self.examples = self._examples(train)
+        if config.data.split in self.collection.splits:
+            self.examples = self.examples.with_banned(self.collection.filters(config.data.split))
         self.plan = plan_steps(len(self.examples), config.training, processes=distributed.world())
         self.dev_qrels = dev
         self.objective = Objective(

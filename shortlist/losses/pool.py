@@ -49,6 +49,7 @@ def pool_loss(
     temperature: float,
     bias: Tensor | None = None,
     left_out: tuple[Tensor, Tensor] | None = None,
+    excluded: tuple[Tensor, Tensor] | None = None,
     memory: int | None = None,
     shard: Shard | None = None,
 ) -> Tensor:
@@ -72,6 +73,7 @@ def pool_loss(
             tau > 0 on an in-batch pool corrects twice.
         left_out: rows and columns of known positives that were not drawn. They leave the row if `loss.drops_left_out`;
             otherwise they stay in it as in the plain loss (in the denominator of InfoNCE).
+        excluded: rows and columns that do not exist for the loss, none of them a positive.
         memory: bytes for scores and their gradients; None: 256 MiB on a CPU, 1 GiB elsewhere.
         shard: the columns of this process. The value is then the loss over all columns, the same on every process, and
             the gradients are this process's part: summed over the processes they are the whole.
@@ -90,7 +92,8 @@ def pool_loss(
     shard = shard or Shard(0, documents.shape[0], documents.shape[0])
     _check(queries, documents, rows, columns, values, bias, shard)
     dtype = torch.promote_types(compute_dtype(queries), compute_dtype(documents))
-    removed = left_out if left_out is not None and loss.drops_left_out else (rows[:0], columns[:0])
+    gone = [cells for cells in (left_out if loss.drops_left_out else None, excluded) if cells is not None]
+    removed = [torch.cat([part[:0], *(cells[side] for cells in gone)]) for side, part in enumerate((rows, columns))]
     if memory is None:
         memory = CPU_MEMORY if documents.device.type == "cpu" else ACCELERATOR_MEMORY
     with torch.no_grad(), torch.autocast(documents.device.type, enabled=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,7 @@ def mine_hard_negatives(
     relative_margin: float | None = None,
     margin: float | None = None,
     index: str = "exact",
+    banned: Mapping[str, Collection[str]] | None = None,
     system: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
@@ -187,6 +188,7 @@ def mine_hard_negatives(
         relative_margin: a negative's score is at most (1 − relative_margin) × the query's positive score.
         margin: a negative's score is at most the positive score − margin.
         index: "exact", or a FAISS factory string.
+        banned: query id → documents that must never be predicted for it (a collection's `filters`).
         system: name of the search in the file (default: "bm25", or the model's name).
         device: of the model.
         dtype: of the model's computation.
@@ -214,7 +216,7 @@ def mine_hard_negatives(
     by_row = bool(getattr(getattr(encoder, "document_tower", None), "by_row", False))
     documents = Documents(opened, template=getattr(encoder, "template", DEFAULT_TEMPLATE), by_row=by_row)
     judged = qrels if isinstance(qrels, Qrels) else Qrels(qrels)
-    examples = build_examples(queries, judged, documents)
+    examples = build_examples(queries, judged, documents).with_banned(banned or {})
     search = (
         LexicalCandidates(opened) if encoder is None else DenseCandidates(encoder, opened, index=index, device=device)
     )

@@ -2,7 +2,8 @@
 
 Every batch has one pool of documents, without copies (by id or by text). Each known positive of a query that is in the
 pool, for whatever reason it is there, counts as its positive: documents judged for other queries, mined negatives and
-equal texts under another id never act as false negatives.
+equal texts under another id never act as false negatives. Documents that must not be predicted for a query (filter
+files: a text beside itself) are neither its positives nor its negatives.
 """
 
 from __future__ import annotations
@@ -167,6 +168,7 @@ class BatchBuilder:
             "document_rows": corpus row of each column of the pool, `(pool,)`;
             "positives": Pairs (row of the global batch, column of the pool, value), sorted;
             "left_out": Pairs of known positives in the pool that were not drawn, None unless positives are sampled;
+            "excluded": Pairs that do not exist for the loss, None without filters;
             "valid": Pairs of what each query may see, None without limits;
             "teacher": Pairs of teacher scores, None unless lists carry them.
         """
@@ -174,7 +176,8 @@ class BatchBuilder:
         drawn = self.draws(epochs, queries)
         rows = self._pool_of_all() if self.draws.everything else self._pool(drawn)
         self._column[rows] = np.arange(len(rows), dtype=np.int32)
-        positives, left_out = self._positives(queries, drawn)
+        excluded = self._excluded(queries)
+        positives, left_out = self._positives(queries, drawn, excluded)
         valid = None if self.share_negatives else self._visible(drawn, positives, left_out)
         teacher = self._teacher(queries, valid) if self.teacher and valid is not None else None
         if not self.draws.everything:
@@ -189,6 +192,7 @@ class BatchBuilder:
             "document_rows": torch.from_numpy(rows),
             "positives": positives,
             "left_out": left_out,
+            "excluded": excluded,
             "valid": valid,
             "teacher": teacher,
         }
@@ -240,12 +244,28 @@ class BatchBuilder:
 
     # The entries --------------------------------------------------------------------------------------
 
-    def _positives(self, queries: NDArray[np.int64], drawn: Drawn) -> tuple[Pairs, Pairs | None]:
+    def _excluded(self, queries: NDArray[np.int64]) -> Pairs | None:
+        """Columns that must not be predicted for a query of the batch."""
+        banned = self.examples.banned
+        if banned is None:
+            return None
+        positions, owners = banned.entries(queries)
+        columns = self._column[banned.items[positions]]
+        owners, columns = owners[columns >= 0], columns[columns >= 0]
+        order = np.lexsort((columns, owners))
+        return _pairs(owners[order], columns[order], np.ones(len(order), np.float32))
+
+    def _positives(
+        self, queries: NDArray[np.int64], drawn: Drawn, excluded: Pairs | None
+    ) -> tuple[Pairs, Pairs | None]:
         """Every known positive of each query that is a column: those that are scored, and those left out."""
         known = self.examples.known
         positions, owners = known.entries(self.examples.groups[queries])
         columns = self._column[known.items[positions]]
         inside = columns >= 0
+        if excluded is not None:
+            width = len(self._column)
+            inside &= ~np.isin(owners * width + columns, excluded.rows.numpy() * width + excluded.columns.numpy())
         positions, owners, columns = positions[inside], owners[inside], columns[inside]
         if self._sort:
             order = np.lexsort((columns, owners))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,7 @@ class ExampleSet:
         known: the positives of all queries of a group together, one list a group.
         negatives: name of a source ("given", "bm25") → documents listed with each query, known positives left out.
         teacher: documents with a teacher's scores, one list a query.
+        banned: documents that must never be predicted for a query (filter files), one list a query.
     """
 
     query_ids: Sequence[str]
@@ -69,6 +70,7 @@ class ExampleSet:
     known: Ragged
     negatives: Mapping[str, Ragged] = field(default_factory=dict)
     teacher: Ragged | None = None
+    banned: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -98,10 +100,22 @@ class ExampleSet:
 
     def is_known(self, queries: NDArray[np.integer], rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Whether each of `rows` is a known positive of the query beside it, by id or by text."""
+        return self._listed(self.known, self.groups, queries, rows)
+
+    def is_banned(self, queries: NDArray[np.integer], rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Whether each of `rows` must not be predicted for the query beside it, by id or by text."""
+        if self.banned is None:
+            return np.zeros(len(rows), bool)
+        return self._listed(self.banned, np.arange(len(self)), queries, rows)
+
+    def _listed(
+        self, lists: Ragged, list_of: NDArray[np.integer], queries: NDArray[np.integer], rows: NDArray[np.integer]
+    ) -> NDArray[np.bool_]:
+        """Whether each of `rows`, as the first of its text, is in the list of the query beside it."""
         distinct, local = np.unique(queries, return_inverse=True)
-        positions, at = self.known.entries(self.groups[distinct])
+        positions, at = lists.entries(list_of[distinct])
         width = len(self.documents) + 1
-        keys = at * width + self.known.items[positions]
+        keys = at * width + lists.items[positions]
         wanted = local.reshape(-1) * width + self.documents.first_rows[rows]
         spot = np.searchsorted(keys, wanted)
         found = spot < len(keys)
@@ -111,6 +125,17 @@ class ExampleSet:
     def document_counts(self) -> Positions:
         """Training queries each row is a positive of, `(docs,)`; 0 for all but the first of equal texts."""
         return np.bincount(self.positives.items, minlength=len(self.documents))
+
+    def with_banned(self, filters: Mapping[str, Collection[str]]) -> ExampleSet:
+        """The same with documents that must never be predicted for a query: they are neither negative nor positive.
+
+        Args:
+            filters: query id → document ids, as a collection's `filters(split)` gives them; others are ignored.
+        """
+        if not filters:
+            return self
+        owners, rows = _listed(filters, self.query_ids, self.documents, what="filtered documents")
+        return replace(self, banned=unite(owners, self.documents.first_rows[rows], None, lists=len(self)))
 
     def with_negatives(self, source: str, queries: NDArray[np.integer], rows: NDArray[np.integer]) -> ExampleSet:
         """The same with (query, row) entries as the negatives of a source, known positives and copies left out."""
@@ -217,13 +242,17 @@ def _rows(ids: list[str], documents: Documents) -> NDArray[np.int64]:
 
 
 def _listed(
-    lists: Mapping[str, Sequence[str]], query_ids: Sequence[str], documents: Documents
+    lists: Mapping[str, Collection[str]],
+    query_ids: Sequence[str],
+    documents: Documents,
+    *,
+    what: str = "given negatives",
 ) -> tuple[Positions, NDArray[np.int64]]:
     """(query number, row) entries of lists of document ids; unknown documents are counted and left out."""
     lengths = np.array([len(lists.get(query, ())) for query in query_ids])
     rows = _rows([document for query in query_ids for document in lists.get(query, ())], documents)
     if (rows < 0).any():
-        logger.warning("%d given negatives are not in the corpus and are left out.", int((rows < 0).sum()))
+        logger.warning("%d %s are not in the corpus and are left out.", int((rows < 0).sum()), what)
     return np.repeat(np.arange(len(query_ids)), lengths)[rows >= 0], rows[rows >= 0]
 
 

@@ -1,6 +1,7 @@
 """Hard negatives: what a search finds for each training query, known positives and doubtful candidates taken out.
 
-A candidate is dropped for the first of these reasons that applies, and counted there: it is a known positive by id, or
+A candidate is dropped for the first of these reasons that applies, and counted there: a filter file bans it for the
+query; it is a known positive by id, or
 by text (an equal document, or a positive of an equal query); an equal document stands above it; it is among the `skip`
 best that are left; its score is below `min_score` or above `max_score`; it is above (1 − relative_margin) × the
 positive score, or above the positive score − margin. The positive score of a query is the mean over its known
@@ -76,11 +77,12 @@ class MiningFilters:
 
 @dataclass(frozen=True)
 class MiningCounts:
-    """What became of the candidates: `candidates` is the sum of the fields from `known_by_id` to `negatives`.
+    """What became of the candidates: `candidates` is the sum of the fields from `banned` to `negatives`.
 
     Args:
         queries: queries that were mined for.
         candidates: documents that the search gave.
+        banned: documents that must not be predicted for the query (filter files).
         known_by_id: known positives of the query.
         known_by_text: documents with the text of a known positive, and positives of a query with the same text.
         copies: documents whose text stands higher in the same list.
@@ -97,6 +99,7 @@ class MiningCounts:
 
     queries: int = 0
     candidates: int = 0
+    banned: int = 0
     known_by_id: int = 0
     known_by_text: int = 0
     copies: int = 0
@@ -116,6 +119,7 @@ class MiningCounts:
 
     def __str__(self) -> str:
         reasons = {
+            "banned by a filter file": self.banned,
             "known positives by id": self.known_by_id,
             "known positives by text": self.known_by_text,
             "copies of another candidate": self.copies,
@@ -210,6 +214,7 @@ def select(
         counts[reason] = int((mask & left).sum())
         left[mask] = False
 
+    drop("banned", examples.is_banned(queries[owners], found))
     drop("known_by_id", _judged(examples, queries, owners, found))
     drop("known_by_text", examples.is_known(queries[owners], found))
     keys = owners * len(examples.documents) + examples.documents.first_rows[found]

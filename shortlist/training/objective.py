@@ -99,7 +99,7 @@ class Objective:
         # Each process has the part of the gradient that comes from its columns.
         everyone = distributed.gather_rows(queries, batch.get("query_counts", [len(queries)]), reduce=True)
         bias = self._bias(batch, slice(start, start + counts[own]))
-        positives, left_out = batch["positives"], batch.get("left_out")
+        positives, left_out, excluded = batch["positives"], batch.get("left_out"), batch.get("excluded")
         total: Tensor | None = None
         with torch.autocast(queries.device.type, enabled=False):
             for size in self.dims:
@@ -109,6 +109,7 @@ class Objective:
                     rows=positives.rows, columns=positives.columns, values=positives.values,
                     temperature=self.temperature, bias=bias,
                     left_out=None if left_out is None else (left_out.rows, left_out.columns),
+                    excluded=None if excluded is None else (excluded.rows, excluded.columns),
                     memory=self.score_memory * MIB if self.score_memory else None, shard=shard,
                 )  # fmt: skip
                 total = value if total is None else total + value
@@ -127,6 +128,9 @@ class Objective:
         # A known positive that was not drawn must not act as a negative, unless the loss wants it in its denominator.
         if left_out is not None and not (self.blockwise and not getattr(self.loss, "drops_left_out", True)):
             keep = ~left_out.mask(shape)
+            valid = keep if valid is None else keep & valid
+        if batch.get("excluded") is not None:
+            keep = ~batch["excluded"].mask(shape)
             valid = keep if valid is None else keep & valid
         total: Tensor | None = None
         for size in self.dims:

@@ -111,6 +111,19 @@ def test_left_out_positives_leave_the_row_or_stay_in_it(name, budget):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_excluded_pairs_do_not_exist_for_any_loss(name, budget):
+    loss = LOSSES[name]
+    queries, documents, grades, bias, excluded = case(seed=4)
+    found = blocked(
+        loss, queries, documents, grades, 0.7,
+        bias=bias, excluded=excluded.nonzero(as_tuple=True), memory=BUDGETS[budget],
+    )  # fmt: skip
+    for a, b in zip(found, plain(loss, queries, documents, grades, 0.7, bias, excluded), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
 def sampled(loss, scores, grades, drawn):
     """The loss of one row of scores when only `drawn` of its positives were drawn."""
     known = grades.nonzero().flatten()

@@ -275,3 +275,18 @@ def test_features_equal_those_of_the_encoder(encoder, examples):
         queries = encoder.embed_queries(batch["queries"][0]).numpy()
     assert np.array_equal(queries, encoder.encode_queries(["bread", "moon"]))
     assert np.array_equal(documents, encoder.encode_documents(["moon phases", "bread flour"]))
+
+
+@pytest.mark.parametrize("negatives", ["all", "in_batch"])
+def test_documents_banned_for_a_query_are_neither_its_positives_nor_its_negatives(examples, encoder, negatives):
+    # d2 has the text of d0: banning one bans both. Ids without an example, and b's own positive d1, may be listed too.
+    banned = examples.with_banned({"a": {"d3", "d4"}, "b": {"d2", "d1"}, "unknown": {"d0"}})
+    batch = builder(banned, encoder, negatives)([(0, 0), (0, 1), (0, 2)])
+    rows = batch["document_rows"].tolist()
+    entries = batch["excluded"]
+    found = {(q, rows[c]) for q, c in zip(entries.rows.tolist(), entries.columns.tolist(), strict=True)}
+    assert found == {(q, row) for q, row in [(0, 3), (0, 4), (1, 0), (1, 1)] if row in rows}
+    positives = batch["positives"]
+    kept = {(q, rows[c]) for q, c in zip(positives.rows.tolist(), positives.columns.tolist(), strict=True)}
+    assert kept == {(0, 0), (2, 0), (2, 3)}
+    assert builder(examples, encoder, negatives)([(0, 0)])["excluded"] is None

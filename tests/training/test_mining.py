@@ -109,7 +109,8 @@ def test_counters_agree_with_a_plain_recount():
     corpus = {f"d{n}": f"text {n % 33}" for n in range(40)}
     queries = {f"q{n}": f"query {n % 18}" for n in range(25)}
     qrels = {query: {f"d{n}": 1 for n in random.choice(40, 3, replace=False)} for query in queries}
-    examples = build_examples(queries, qrels, Documents(Corpus.from_documents(corpus)))
+    banned = {query: {f"d{n}" for n in random.choice(40, 2)} for query in list(queries)[::2]}
+    examples = build_examples(queries, qrels, Documents(Corpus.from_documents(corpus))).with_banned(banned)
     rows = np.stack([random.permutation(40)[:20] for _ in queries])
     rows[::4, 12:] = -1
     scores = -np.sort(-random.normal(0.5, 0.3, rows.shape).astype(np.float32), axis=1)
@@ -128,7 +129,9 @@ def test_counters_agree_with_a_plain_recount():
                 continue
             expected["candidates"] += 1
             text = corpus[f"d{row}"]
-            if f"d{row}" in own:
+            if text in {corpus[d] for d in banned.get(query, ())}:
+                reason = "banned"
+            elif f"d{row}" in own:
                 reason = "known_by_id"
             elif text in texts:
                 reason = "known_by_text"
@@ -157,7 +160,9 @@ def test_counters_agree_with_a_plain_recount():
     assert dataclasses.asdict(found.counts) == expected
     reasons = [name for name in expected if name not in ("queries", "candidates", "short", "without")]
     assert sum(expected[name] for name in reasons) == expected["candidates"]
-    assert all(expected[name] for name in ("skipped", "above_margin", "beyond", "short", "copies", "known_by_text"))
+    assert all(
+        expected[name] for name in ("skipped", "above_margin", "beyond", "short", "copies", "known_by_text", "banned")
+    )
 
 
 def test_blocks_add_up_to_the_whole_and_bound_what_is_searched_together(examples, monkeypatch):

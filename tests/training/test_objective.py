@@ -111,6 +111,16 @@ def test_values_of_positives_below_one_are_weights_too(vectors, loss):
     assert torch.allclose(value, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("loss", [DecoupledSoftmax(), InfoNCE(), OneVsAllBCE(), ListNet()])
+def test_pairs_of_a_filter_file_do_not_exist(vectors, loss):
+    queries, documents = vectors
+    objective = Objective(loss, temperature=1.0, dim=8, normalise=True)
+    value = objective(queries, documents, BATCH | {"excluded": pairs([(0, 3, 1.0), (1, 0, 1.0)])})
+    valid = torch.ones(3, 5, dtype=torch.bool)
+    valid[0, 3] = valid[1, 0] = False
+    torch.testing.assert_close(value, loss(queries @ documents.T, MASK, valid))
+
+
 def test_a_loss_that_is_not_finite_stops_with_a_hint():
     check_finite(torch.tensor(1.0), step=3, dtype="float32", temperature=0.05)
     with pytest.raises(NonFiniteError, match="loss of step 3 is nan.*lower training.learning_rate"):
