@@ -137,6 +137,26 @@ class ExampleSet:
         owners, rows = _listed(filters, self.query_ids, self.documents, what="filtered documents")
         return replace(self, banned=unite(owners, self.documents.first_rows[rows], None, lists=len(self)))
 
+    def with_known(self, qrels: Mapping[str, Mapping[str, int]]) -> ExampleSet:
+        """The same with the relevant documents of `qrels` among the known positives of the queries they judge.
+
+        They are never negatives, and count as positives wherever they are in a pool; what a query brings into it by
+        itself stays the same.
+        """
+        judged = {query: qrels[query] for query in dict.fromkeys(self.query_ids) if query in qrels}
+        ids, owners, rows, grades, positive = _from_mapping(judged, self.documents)
+        there = positive & (rows >= 0)
+        group_of = dict(zip(self.query_ids, self.groups.tolist(), strict=True))
+        groups = np.fromiter((group_of[query] for query in ids), np.int64, len(ids))[owners[there]]
+        positions, own = self.known.entries(np.arange(len(self.known)))
+        known = unite(
+            np.concatenate([own, groups]),
+            np.concatenate([self.known.items, self.documents.first_rows[rows[there]]]),
+            np.concatenate([self.known.values_at(positions), grades[there]]),
+            lists=len(self.known),
+        )
+        return replace(self, known=known)
+
     def with_negatives(self, source: str, queries: NDArray[np.integer], rows: NDArray[np.integer]) -> ExampleSet:
         """The same with (query, row) entries as the negatives of a source, known positives and copies left out."""
         known = self.is_known(queries, rows)
@@ -269,12 +289,21 @@ def _titles(documents: Documents) -> tuple[NDArray[np.int64], list[str], list[st
 
 
 def examples_from_lists(
-    lists: Iterable[Any], documents: Documents, *, limit: int | None = None, teacher: bool = False
+    lists: Iterable[Any],
+    documents: Documents,
+    *,
+    qrels: Mapping[str, Mapping[str, int]] | None = None,
+    limit: int | None = None,
+    teacher: bool = False,
 ) -> ExampleSet:
     """Examples from ranked lists: graded documents are positives and negatives; scores are the teacher's.
 
     With `teacher`, ungraded documents belong to the list too, and a list without scores is refused. The lists are
     streamed; what is kept of a document is its row, its grade and its score.
+
+    What `qrels` judge relevant is a known positive as well: lists of mined negatives are older than the judgements, or
+    know a part of them. A negative among them is removed, by id and by text; the lists of a teacher keep theirs, for
+    the scores.
 
     Raises:
         DataError: a document of a list is not in the corpus, or there is no teacher score where one is needed.
@@ -321,7 +350,11 @@ def examples_from_lists(
     every, places, values = np.array(owners), np.array(rows), np.array(grades, np.float32)
     positive = values > 0
     examples = _example_set(query_ids, texts, documents, every[positive], places[positive], values[positive])
+    if qrels is not None and not teacher:
+        examples = examples.with_known(qrels)
     examples = examples.with_negatives("given", every[~positive], places[~positive])
+    if qrels is not None and teacher:
+        examples = examples.with_known(qrels)
     if len(taught):
         first = documents.first_rows[np.array(taught_rows)]
         examples = replace(

@@ -134,6 +134,32 @@ def test_lists_give_positives_negatives_and_teacher_scores(documents):
     assert taught.teacher == {0: 9.0, 3: 1.0, 4: 2.0}  # of copies the higher score
 
 
+def test_what_the_qrels_judge_relevant_is_no_negative_of_a_list(documents, caplog):
+    # user-reports B.33, B.37: d2 is a copy of d0, which is judged; the list of the other query brings d4
+    lists = [
+        RankedList("a", "moon", [Document("d1"), Document("d2"), Document("d3")], [1, 0, 0]),
+        RankedList("b", "lava", [Document("d4"), Document("d3"), Document("d1")], [1, 0, 0]),
+        RankedList("c", " moon ", [Document("d1"), Document("d4")], [1, 0]),
+    ]
+    qrels = {"a": {"d0": 1, "d4": 2, "d3": 0, "gone": 1}, "elsewhere": {"d3": 1}}
+    with caplog.at_level(logging.INFO):
+        found = examples_from_lists(lists, documents, qrels=qrels)
+    assert [example.negatives["given"].tolist() for example in found] == [[3], [1, 3], []]
+    assert "2 given negatives are known positives (by id or by text) and were removed." in caplog.text
+    assert known(found, 0) == [0, 1, 4] and known(found, 1) == [4] and known(found, 2) == [0, 1, 4]
+    assert found.known.weights(int(found.groups[0])).tolist() == [1.0, 1.0, 2.0]
+    assert [example.positives.tolist() for example in found] == [[1], [4], [1]]
+    without = examples_from_lists(lists, documents)
+    assert without[0].negatives["given"].tolist() == [0, 3] and known(without, 0) == [1]
+
+
+def test_a_list_of_a_teacher_stays_whole_whatever_the_qrels_say(documents):
+    ranked = RankedList("q", "moon", [Document("d0"), Document("d1"), Document("d3")], [1, None, None], [9, 8, 1])
+    found = examples_from_lists([ranked], documents, qrels={"q": {"d1": 1}}, teacher=True)
+    assert found[0].negatives["given"].tolist() == [1, 3] and found[0].teacher == {0: 9.0, 1: 8.0, 3: 1.0}
+    assert known(found, 0) == [0, 1]
+
+
 def test_lists_without_scores_cannot_teach(documents):
     ranked = RankedList("q", "moon", [Document("d0"), Document("d3")], [1, 0])
     with pytest.raises(DataError, match="has 0 teacher scores"):
