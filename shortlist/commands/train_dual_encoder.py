@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from shortlist.data import RankedList, load_collection, read_lists
 from shortlist.data.label_qrels import positive_counts
 from shortlist.data.splits import split_off_dev
 from shortlist.errors import ConfigError, DataError, MissingInputError
+from shortlist.files import sha256
 from shortlist.indexes import ExactIndex, FaissIndex
 from shortlist.metrics.xc import DEFAULT_PROPENSITY
 from shortlist.retrieval import DualEncoder
@@ -32,6 +33,7 @@ from shortlist.retrieval.mining import DenseCandidates, LexicalCandidates
 from shortlist.settings import TrainConfig
 from shortlist.training import checkpoints, distributed
 from shortlist.training.batches import BatchBuilder
+from shortlist.training.callbacks import Saved
 from shortlist.training.documents import Documents
 from shortlist.training.evaluation import DevSet, metric_name
 from shortlist.training.examples import ExampleSet, build_examples, examples_from_lists
@@ -74,7 +76,7 @@ class DualEncoderJob:
             )
         dtype = training_dtype(config.training.dtype)
         self.collection = load_collection(config.data.path, on_empty=config.data.on_empty)
-        self.checksums = dict(self.collection.checksums())
+        self.checksums = dict(self.collection.checksums()) | self._lists_checksum()
         transformers.set_seed(config.seed)
         self.encoder = with_document_side(open_encoder(config), config, self.collection.corpus)
         by_row = self.encoder.document_tower.by_row
@@ -100,8 +102,10 @@ class DualEncoderJob:
         if "given" in self.sources and "bm25" not in self.sources:
             self._batches()
 
-    def run(self, output: Path, *, resume: bool) -> tuple[TrainResult, dict[str, Any]]:
-        """Train into `output`, put the best weights at its top, and say how it went."""
+    def run(
+        self, output: Path, *, resume: bool, saved: Callable[[], None]
+    ) -> tuple[TrainResult, dict[str, Any]]:
+        """Train into `output`, put the best weights at its top, and say how it went; `saved` after each checkpoint."""
         config, training = self.config, self.config.training
         logger.info("Training: %s", self.plan)
         if training.gradient_accumulation_steps > 1:
@@ -128,6 +132,7 @@ class DualEncoderJob:
         trainer = RetrievalTrainer(
             self.encoder, batches, self.objective, config=config, plan=self.plan, output=output, dev=dev
         )
+        trainer.add_callback(Saved(saved))
         if "mined" in self.sources:
             trainer.add_callback(self._mined_negatives(batches, output))
         distributed.on_main(lambda: checkpoints.remove_unfinished(output))
@@ -233,7 +238,7 @@ class DualEncoderJob:
         data = self.config.data
         if "given" in self.sources:
             lists = [item for item in self._lists() if item.query_id in train or self.teacher]
-            return examples_from_lists(lists, self.documents, limit=data.max_queries, teacher=self.teacher)
+            return examples_from_lists(lists, self.documents, qrels=train, limit=data.max_queries, teacher=self.teacher)
         return build_examples(
             self.collection.all_queries(),
             train,
@@ -241,6 +246,12 @@ class DualEncoderJob:
             title_queries=data.title_queries,
             limit=data.max_queries,
         )
+
+    def _lists_checksum(self) -> dict[str, str]:
+        """SHA-256 of the file of lists, where one is read; a missing one is refused by who reads it."""
+        lists = self.config.data.lists
+        used = lists is not None and "given" in self.sources and Path(lists).is_file()
+        return {f"data.lists ({lists})": sha256(lists)} if lists is not None and used else {}
 
     def _lists(self) -> Iterable[RankedList]:
         data = self.config.data
