@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shortlist.losses.shards import Shard
 
-CPU_BLOCK = 1 << 18  # elements: a block and its temporaries stay in a core's cache
+CPU_BLOCK = 1 << 19  # elements: a block and its temporaries stay in a core's cache, and threads have enough to do
 GPU_BLOCK = 1 << 25  # elements: few launches, 128 MB a temporary
 
 Operation = Literal["max", "min", "sum", "logsumexp"]
