@@ -102,9 +102,7 @@ class DualEncoderJob:
         if "given" in self.sources and "bm25" not in self.sources:
             self._batches()
 
-    def run(
-        self, output: Path, *, resume: bool, saved: Callable[[], None]
-    ) -> tuple[TrainResult, dict[str, Any]]:
+    def run(self, output: Path, *, resume: bool, saved: Callable[[], None]) -> tuple[TrainResult, dict[str, Any]]:
         """Train into `output`, put the best weights at its top, and say how it went; `saved` after each checkpoint."""
         config, training = self.config, self.config.training
         logger.info("Training: %s", self.plan)

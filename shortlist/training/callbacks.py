@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,17 @@ def eval_entries(history: list[dict[str, float]]) -> list[dict[str, float]]:
         if measured and entry["step"] > 0:
             entries.append({"step": entry["step"], **measured})
     return entries
+
+
+class Saved(TrainerCallback):
+    """Calls `then` after each checkpoint."""
+
+    def __init__(self, then: Callable[[], None]):
+        self.then = then
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The checkpoint is on the disk."""
+        self.then()
 
 
 class Progress(TrainerCallback):
