@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 
+from shortlist.commands.doctor import available_memory
 from shortlist.data import load_collection
 from shortlist.errors import ConfigError, MissingInputError
 from shortlist.losses import RankingLoss, build_loss
@@ -190,10 +191,8 @@ def _remedy(config: TrainConfig, model: ModelSize, memory: MemoryEstimate) -> st
 
 
 def _free_memory() -> int:
-    """Bytes free on the device that would train."""
+    """Bytes free on the device that would train: what programs can have without swapping, as `doctor` says it."""
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 2**63
+    available = available_memory()
+    return int(available * 2**30) if available is not None else 2**63

@@ -14,7 +14,7 @@ class OneVsAllBCE(RankingLoss):
 
     D is the number of valid columns of the row. Prefer it for heads with a bias per label, or where calibrated
     probabilities of single pairs are the goal. For a dual encoder over many documents prefer DecoupledSoftmax: with
-    few positives among many columns the mean is all negatives, and training hardly moves (precision at 1 of 0.10 on
+    few positives among many columns the mean is all negatives, and training hardly moves (precision at 1 of 0.001 on
     EURLex-4K). Like every loss here it averages over the queries that have a positive. It needs all positives: one that
     was not drawn would be called a negative.
 

@@ -124,9 +124,12 @@ def format_groups(groups: Sequence[FrequencyGroup]) -> list[tuple[str, ...]]:
 
 
 def _deciles(train_counts: Mapping[str, int]) -> dict[str, int]:
-    """Label → decile from 0 (most frequent); labels without training points get the number of zero-shot labels."""
+    """Label → decile from 0 (most frequent); labels without training points get the number of zero-shot labels.
+
+    Equal counts are ordered by id, so that the deciles do not depend on the order of the counts.
+    """
     trained = [label for label, count in train_counts.items() if count > 0]
-    order = sorted(trained, key=lambda label: -train_counts[label])
+    order = sorted(trained, key=lambda label: (-train_counts[label], label))
     bounds = [round(part / DECILES * len(order)) for part in range(DECILES + 1)]
     decile = {label: part for part in range(DECILES) for label in order[bounds[part] : bounds[part + 1]]}
     return decile | {label: _ZERO_SHOT for label, count in train_counts.items() if count <= 0}

@@ -121,3 +121,12 @@ def test_fewer_labels_than_deciles_leave_some_empty():
 def test_the_table_is_part_of_the_text():
     printed = str(evaluate(QRELS, RUN, ["P@1", "R@2"], train_counts=COUNTS, by_frequency=True))
     assert "zero-shot" in printed and "6-9" in printed and "head is decile 1" in printed
+
+
+def test_equal_counts_do_not_depend_on_the_order_of_the_labels():
+    counts = dict.fromkeys((f"l{number}" for number in range(10)), 3)
+    turned = dict(reversed(counts.items()))
+    one, other = (
+        evaluate(QRELS, RUN, MEASURES, **OPTIONS | {"train_counts": given}).by_frequency for given in (counts, turned)
+    )
+    assert one == other
