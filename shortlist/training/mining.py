@@ -13,6 +13,7 @@ Queries are mined in blocks and every result is written as it comes, so that mem
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,8 @@ class MiningFilters:
     """Which candidates are too near to be taken for negatives; the module says in what order they apply.
 
     Raises:
-        ConfigError: a margin below 0, a `skip` below 0, or bounds that leave nothing.
+        ConfigError: a bound that is not finite, a margin below 0, a `relative_margin` that leaves only scores below
+            zero (1 or more), a `skip` below 0, or bounds that leave nothing.
     """
 
     skip: int = 0
@@ -59,10 +61,19 @@ class MiningFilters:
     margin: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("min_score", "max_score", "relative_margin", "margin"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ConfigError(f"{name} of the negatives is {value}; expected a finite number, or none at all.")
         for name in ("skip", "relative_margin", "margin"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name} of the negatives is {value}; expected 0 or more.")
+        if self.relative_margin is not None and self.relative_margin >= 1:
+            raise ConfigError(
+                f"relative_margin of the negatives is {self.relative_margin}; expected a share of the positive score, "
+                "from 0 to below 1: 0.05 drops what is above 95 percent of it."
+            )
         if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
             raise ConfigError(
                 f"min_score of the negatives is {self.min_score}, above max_score {self.max_score}: nothing would be "

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -233,6 +234,11 @@ def test_shortlists_hold_a_row_a_query(examples, tmp_path):
     [
         ({"skip": -1}, "skip of the negatives is -1"),
         ({"margin": -0.1}, "margin of the negatives is -0.1"),
+        ({"margin": math.inf}, "margin of the negatives is inf; expected a finite number"),
+        ({"min_score": math.nan}, "min_score of the negatives is nan"),
+        ({"max_score": math.nan}, "max_score of the negatives is nan"),
+        ({"relative_margin": math.nan}, "relative_margin of the negatives is nan"),
+        ({"relative_margin": 1.0}, "relative_margin of the negatives is 1.0; expected a share"),
         ({"min_score": 1.0, "max_score": 0.5}, "min_score of the negatives is 1.0, above max_score 0.5"),
     ],
 )
