@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -21,6 +20,7 @@ from shortlist.types import Encoder, Index, Ranked, Run, Texts, check_k, left_ou
 
 logger = logging.getLogger(__name__)
 
+LARGEST_BIAS = 1e30  # times a coordinate of the prior it is still a float32
 _SLICE = 4096  # queries encoded together
 _RESULTS = 4 << 20  # results held at once: 64 MB as arrays
 
@@ -37,7 +37,7 @@ class Retriever:
 
     Raises:
         IndexMismatchError: the index records the fingerprint of another model, or has another dimension.
-        ConfigError: a frequency bias that is not a number, or for an index without a frequency prior.
+        ConfigError: a frequency bias that is not a number or above `LARGEST_BIAS`, or for an index without a frequency prior.
     """
 
     def __init__(self, encoder: Encoder, index: Index, *, corpus: Any = None, frequency_bias: float | None = None):
@@ -46,8 +46,11 @@ class Retriever:
         self.corpus = corpus
         self.frequency_prior: dict[str, Any] | None = getattr(index, "frequency_prior", None)
         _check_model(encoder, index)
-        if frequency_bias is not None and not math.isfinite(frequency_bias):
-            raise ConfigError(f"frequency_bias is {frequency_bias}; expected a number such as -0.5.")
+        if frequency_bias is not None and not abs(frequency_bias) <= LARGEST_BIAS:
+            raise ConfigError(
+                f"frequency_bias is {frequency_bias}; expected a number such as -0.5, and at most {LARGEST_BIAS:g} in "
+                "size, so that scores stay finite."
+            )
         if frequency_bias is not None and self.frequency_prior is None:
             raise ConfigError(
                 "a frequency bias needs an index with a frequency prior, and this one has none; build it again with "

@@ -143,8 +143,9 @@ def test_the_retriever_takes_the_bias_in_python(trained, toy_xc):
         query = next(iter(queries))
         ranked = [result.id for result in retriever.rank(queries[query], 4)]
         assert ranked == list(retriever.search({"0": queries[query]}, 4)["0"])
-    with pytest.raises(ConfigError, match="expected a number such as -0.5"):
-        Retriever(encoder, built, frequency_bias=float("nan"))
+    for bias in (float("nan"), float("-inf"), 1e39, -1e31):  # finite in float64 is not enough
+        with pytest.raises(ConfigError, match="expected a number such as -0.5, and at most 1e[+]30"):
+            Retriever(encoder, built, frequency_bias=bias)
 
 
 def test_an_index_without_a_prior_refuses_a_bias_and_says_what_to_do(trained, toy_xc, tmp_path):
