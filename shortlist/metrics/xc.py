@@ -20,6 +20,8 @@ from shortlist.errors import ConfigError
 from shortlist.metrics.core import HitTable, Values, count_within
 
 DEFAULT_PROPENSITY = (0.55, 1.5)
+# Far around every published pair of constants, and no 1/p in them overflows float32.
+LARGEST_A, B_BOUNDS = 5.0, (0.001, 1000.0)
 # The constants (A, B) that published figures use, by family of label set.
 PROPENSITY_FAMILIES = {"other": DEFAULT_PROPENSITY, "amazon": (0.6, 2.6), "wikipedia": (0.5, 0.4)}
 
@@ -33,7 +35,7 @@ def parse_propensity(text: str) -> tuple[float, float]:
     """(A, B) of a family's name (`other`, `amazon`, `wikipedia`) or of two numbers, as in `0.6,2.6`.
 
     Raises:
-        ConfigError: neither; or numbers for which no propensity exists (A below 0, B not above 0).
+        ConfigError: neither; or numbers for which there is no sensible propensity (see `LARGEST_A` and `B_BOUNDS`).
     """
     name = text.strip().lower()
     if name in PROPENSITY_FAMILIES:
@@ -42,12 +44,16 @@ def parse_propensity(text: str) -> tuple[float, float]:
         a, b = (float(number) for number in name.split(","))
     except ValueError:
         a, b = math.nan, math.nan
-    if not (0 <= a < math.inf and 0 < b < math.inf):
-        raise ConfigError(
-            f"propensity is {text!r}; expected {', '.join(PROPENSITY_FAMILIES)}, or two numbers A,B such as 0.55,1.5 "
-            "with A from 0 and B above 0."
-        )
+    _check_propensity(text, a, b)
     return a, b
+
+
+def _check_propensity(shown: object, a: float, b: float) -> None:
+    if not (0 <= a <= LARGEST_A and B_BOUNDS[0] <= b <= B_BOUNDS[1]):
+        raise ConfigError(
+            f"propensity is {shown!r}; expected {', '.join(PROPENSITY_FAMILIES)}, or two numbers A,B such as 0.55,1.5 "
+            f"with A from 0 to {LARGEST_A:g} and B from {B_BOUNDS[0]:g} to {B_BOUNDS[1]:g}."
+        )
 
 
 def propensity_name(propensity: tuple[float, float]) -> str:
@@ -61,9 +67,10 @@ def inverse_propensities(
     """1/p of each label from its training count (0 if it has none), with constants `propensity` = (A, B).
 
     Raises:
-        ConfigError: `num_train` is below 3, where ln n - 1 is not positive.
+        ConfigError: `num_train` is below 3, where ln n - 1 is not positive; constants as in `parse_propensity`.
     """
     a, b = propensity
+    _check_propensity(propensity, a, b)
     if num_train < 3:
         raise ConfigError(
             f"PSP needs the number of training points; {num_train} is too few for a propensity (3 or more)."

@@ -115,6 +115,14 @@ def test_a_propensity_is_a_family_or_two_numbers():
 
     assert parse_propensity("Amazon") == (0.6, 2.6) and parse_propensity("wikipedia") == (0.5, 0.4)
     assert parse_propensity("0.7, 1") == (0.7, 1.0) and propensity_name((0.7, 1.0)) == "own"
-    for text in ("amazn", "0.5", "1,2,3", "0.5,0", "-1,1", "nan,1", "0.5,inf"):
+    for text in ("amazn", "0.5", "1,2,3", "0.5,0", "-1,1", "nan,1", "0.5,inf", "2,1e308", "1e308,1", "100,1e-300"):
         with pytest.raises(ConfigError, match="expected other, amazon, wikipedia"):
             parse_propensity(text)
+
+
+def test_no_constants_that_are_taken_overflow():
+    for a, b in [(5.0, 0.001), (5.0, 1000.0), (0.0, 0.001)]:
+        weights = inverse_propensities(["l1", "new"], COUNTS, num_train=10**9, propensity=(a, b))
+        assert all(np.isfinite(np.float32(weight)) for weight in weights.values())
+    with pytest.raises(ConfigError, match="B from 0.001 to 1000"):
+        evaluate(QRELS, RUN, ["PSP@1"], train_counts=COUNTS, num_train=100, propensity=(2.0, 1e308))
