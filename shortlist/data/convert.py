@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import scipy.sparse
 
 from shortlist.data.beir import write_beir
@@ -20,6 +21,7 @@ from shortlist.data.matrices import matrix_from_lists, write_label_matrix
 from shortlist.data.trec import write_qrels
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import atomic_directory, atomic_open, refuse_existing
+from shortlist.types import Qrels
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ def convert(
     if to == "beir":
         _write_beir(collection, output, split, overwrite)
     elif to == "qrels":
+        _say_what_is_lost(collection.qrels(split))
         beir_columns = output.name.removesuffix(".gz").endswith(".tsv")
         write_qrels(collection.qrels(split), output, format="beir" if beir_columns else "trec")
     elif to == "lists":
@@ -111,11 +114,24 @@ def label_matrix(collection: Collection, split: str | None = None) -> tuple[list
 def _write_beir(collection: Collection, output: Path, split: str | None, overwrite: bool) -> None:
     judged = collection.judged_splits if split is None else [_judged(collection, split)]
     lists = [name for name in collection.list_splits if split is None or name == split]
+    for name in judged:
+        _say_what_is_lost(collection.qrels(name))
     with atomic_directory(output, overwrite=overwrite) as temporary:
         write_beir(collection, temporary, splits=judged)
         for name in lists:
             (temporary / "lists").mkdir(exist_ok=True)
             write_lists(collection.lists(name), temporary / "lists" / f"{name}.jsonl")
+
+
+def _say_what_is_lost(qrels: Qrels) -> None:
+    """Warn of points without labels: a file of judgements has no line for them, so measures no longer count them."""
+    empty = int((np.diff(qrels.matrix.indptr) == 0).sum()) if isinstance(qrels, LabelQrels) else 0
+    if empty:
+        logger.warning(
+            "%d of %d queries of %s have no label and so no line among the judgements; they count as 0 in measures of "
+            "this collection, and not at all in those of the converted one.",
+            empty, len(qrels), qrels.name or "the split",
+        )  # fmt: skip
 
 
 def _judged(collection: Collection, split: str) -> str:

@@ -38,6 +38,20 @@ def test_label_sets_become_beir_folders(toy_xc, tmp_path):
         assert {q: dict(d) for q, d in beir.qrels(split).items()} == {q: dict(d) for q, d in xc.qrels(split).items()}
 
 
+def test_points_without_labels_are_counted_when_the_judgements_cannot_hold_them(tmp_path, caplog):
+    for name, records in {
+        "lbl": [{"uid": "a", "title": "moon"}],
+        "trn": [{"uid": "p", "title": "the moon", "target_ind": [0]}],
+        "tst": [{"uid": "q", "title": "moon", "target_ind": [0]}, {"uid": "r", "title": "rain", "target_ind": []}],
+    }.items():
+        (tmp_path / f"{name}.json").write_text("".join(json.dumps(record) + "\n" for record in records))
+    xc = load_collection(tmp_path)
+    assert "r" in xc.qrels("test")
+    converted = load_collection(convert(xc, tmp_path / "out"))
+    assert "r" not in converted.qrels("test")
+    assert "1 of 2 queries of" in caplog.text and "/test have no label" in caplog.text and "/train" not in caplog.text
+
+
 def test_json_lines_become_matrices_that_read_back_alike(toy_xc, tmp_path):  # user-reports A.26, A.27
     xc = load_collection(toy_xc)
     folder = convert(xc, tmp_path / "out", to="npz")
