@@ -159,10 +159,16 @@ def parse_json(path: str | Path, number: int, text: str, expected: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise DataError(
-                f"{path}, line {number}: half of a surrogate pair (such as \\ud83d alone), which is no character; "
-                "write the line again with whole characters."
+                f"{path}, line {number}: {_surrogate_field(value)}not valid Unicode text: half of a surrogate pair "
+                "(such as \\ud83d alone) is no character; write the line again with whole characters."
             ) from None
     return value
+
+
+def shown(value: Any, *, limit: int = 60) -> str:
+    """A parsed value as it stands in a JSON file, cut for a message."""
+    text = json.dumps(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def read_tab_separated(
@@ -254,6 +260,16 @@ def _zstd_reader(raw: Any, path: str | Path) -> Any:
             return size
 
     return _Reader()
+
+
+def _surrogate_field(value: Any) -> str:
+    """`"field" is `: the first field of a record with a lone surrogate in it; empty for a value that is no record."""
+    for name, content in value.items() if isinstance(value, dict) else ():
+        try:
+            json.dumps([name, content], ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            return f"{json.dumps(name)} is "
+    return ""
 
 
 def _not_utf8(path: str | Path, number: int, line: bytes, error: UnicodeDecodeError) -> DataError:

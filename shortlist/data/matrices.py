@@ -29,6 +29,9 @@ from shortlist.files import atomic_path
 
 logger = logging.getLogger(__name__)
 
+# A relevance becomes a grade, a whole number; nothing that is meant as one is larger.
+MAX_RELEVANCE = 2**31 - 1
+
 _CHUNK = 20_000
 _SHAPES = "two whole numbers 'rows columns' (split file) or three 'points features labels' (combined file)"
 
@@ -42,10 +45,19 @@ def read_label_matrix(path: str | os.PathLike[str]) -> scipy.sparse.csr_matrix:
     """
     path = Path(path)
     if is_npz(path):
-        return _read_npz(path)
-    if len(read_header(path)) == 3:
-        return read_combined(path)[1]
-    return read_sparse_text(path)
+        matrix = _read_npz(path)
+    elif len(read_header(path)) == 3:
+        matrix = read_combined(path)[1]
+    else:
+        matrix = read_sparse_text(path)
+    large = np.flatnonzero(np.abs(matrix.data) > np.float32(MAX_RELEVANCE))
+    if len(large):
+        row = int(np.searchsorted(matrix.indptr, large[0], side="right")) - 1
+        raise DataError(
+            f"{path}: row {row} (from 0), label {matrix.indices[large[0]]} has relevance {matrix.data[large[0]]:g}; "
+            f"expected at most {MAX_RELEVANCE}."
+        )
+    return matrix
 
 
 def matrix_shape(path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -16,7 +16,6 @@ be predicted. Layouts: docs of the Extreme Classification Repository, Bhatia et 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -32,8 +31,8 @@ import scipy.sparse
 
 from shortlist.data.documents import DEFAULT_TEMPLATE, Document, string_id
 from shortlist.data.label_qrels import LabelQrels
-from shortlist.data.lines import LineErrors, bare_name, open_binary, read_lines
-from shortlist.data.matrices import count_rows, matrix_from_lists, matrix_shape, read_label_matrix
+from shortlist.data.lines import LineErrors, bare_name, open_binary, parse_json, read_lines, shown
+from shortlist.data.matrices import MAX_RELEVANCE, count_rows, matrix_from_lists, matrix_shape, read_label_matrix
 from shortlist.data.registry import DataSetInfo, lookup, xc_defaults
 from shortlist.data.xc_layout import LABEL_NAMES, STEMS, Layout, find_layout
 from shortlist.errors import DataError, MissingInputError
@@ -359,10 +358,7 @@ def _count_json(path: Path) -> int:
 
 
 def _record(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {number}: not valid JSON ({error}); expected {_RECORD}.") from None
+    record = parse_json(path, number, text, _RECORD)
     if not isinstance(record, dict):
         raise DataError(f"{path}, line {number}: found a {type(record).__name__}; expected {_RECORD}.")
     return record
@@ -370,9 +366,14 @@ def _record(path: Path, number: int, text: str) -> dict[str, Any]:
 
 def _targets(record: dict[str, Any], path: Path, number: int) -> tuple[list[int], list[float]]:
     targets, relevances = record.get("target_ind"), record.get("target_rel")
-    if not isinstance(targets, list) or any(type(target) is not int for target in targets):
+    if not isinstance(targets, list):
+        found = f"is {shown(targets)}" if "target_ind" in record else "is not there"
+        raise DataError(f'{path}, line {number}: "target_ind" {found}; expected {_RECORD}.')
+    wrong = [target for target in targets if type(target) is not int]
+    if wrong:
         raise DataError(
-            f'{path}, line {number}: "target_ind" must be a list of label line numbers; expected {_RECORD}.'
+            f'{path}, line {number}: "target_ind" holds {shown(wrong[0])}; expected label line numbers from 0, whole '
+            "numbers such as 2 (not 2.0, no string)."
         )
     if relevances is None:
         return targets, [1.0] * len(targets)
@@ -382,6 +383,8 @@ def _targets(record: dict[str, Any], path: Path, number: int) -> tuple[list[int]
     for relevance in relevances:
         if isinstance(relevance, bool) or not isinstance(relevance, (int, float)) or not math.isfinite(relevance):
             raise DataError(f"{path}, line {number}: relevance {relevance!r}; expected a finite number.")
+        if abs(relevance) > MAX_RELEVANCE:
+            raise DataError(f"{path}, line {number}: relevance {relevance!r}; expected at most {MAX_RELEVANCE}.")
     return targets, relevances
 
 

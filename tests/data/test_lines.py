@@ -67,6 +67,20 @@ def test_skip_counts_lines_and_keeps_examples(tmp_path):
     assert "line 2" in errors.examples[0] and "line 3" in errors.examples[1] and "surrogate" in errors.examples[2]
 
 
+@pytest.mark.parametrize(
+    "line, where",
+    [
+        ({"_id": "d", "text": "a \ud800 b"}, 'line 1: "text" is not valid Unicode text'),
+        ({"_id": "d", "metadata": {"url": ["\udfff"]}}, 'line 1: "metadata" is not valid'),
+        ({"\ud800": 1}, r'line 1: "\\ud800" is not valid'),
+        (["q", "\ud83d"], "line 1: not valid Unicode text"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_by_field(tmp_path, line, where):
+    with pytest.raises(DataError, match=where):
+        next(read_json_lines(write(tmp_path / "x.jsonl", json.dumps(line) + "\n")))
+
+
 def test_escaped_emoji_is_whole(tmp_path):
     file = write(tmp_path / "x.jsonl", '{"t": "\\ud83d\\ude00"}\n')
     assert next(read_json_lines(file))[1] == {"t": "😀"}

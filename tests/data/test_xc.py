@@ -179,11 +179,21 @@ def test_header_of_a_text_matrix_is_checked_at_opening(tmp_path):  # user-report
         ("[1]\n", "line 2: found a list"),
         ({**TRAIN[0], "target_ind": [3]}, "line 2: label number 3, but lbl.json has 3 labels"),
         ({**TRAIN[0], "target_ind": [-1]}, "line 2: label number -1"),
-        ({**TRAIN[0], "target_ind": ["0"]}, 'line 2: "target_ind"'),
-        ({"uid": "x", "title": "no targets"}, 'line 2: "target_ind"'),
+        ({**TRAIN[0], "target_ind": ["2"]}, 'line 2: "target_ind" holds "2"; expected label line numbers'),
+        ({**TRAIN[0], "target_ind": [3.5]}, 'line 2: "target_ind" holds 3.5; expected'),
+        ({**TRAIN[0], "target_ind": [0, 2.0]}, r'line 2: "target_ind" holds 2.0; expected .* \(not 2.0, no string\)'),
+        ({**TRAIN[0], "target_ind": [True]}, 'line 2: "target_ind" holds true; expected'),
+        ({**TRAIN[0], "target_ind": None}, 'line 2: "target_ind" is null; expected'),
+        ({**TRAIN[0], "target_ind": {"0": 1}}, 'line 2: "target_ind" is {"0": 1}; expected'),
+        ({"uid": "x", "title": "no targets"}, 'line 2: "target_ind" is not there'),
         ({**TRAIN[0], "target_rel": [1.0, 1.0]}, 'line 2: "target_rel" has 2 values for 1'),
         ({**TRAIN[0], "target_rel": ["1"]}, "line 2: relevance '1'"),
         ('{"uid": "n", "title": "x", "target_ind": [0], "target_rel": [NaN]}\n', "relevance nan"),
+        ({**TRAIN[0], "target_rel": [1e300]}, r"trn.json, line 2: relevance 1e\+300; expected at most 2147483647"),
+        ({**TRAIN[0], "target_rel": [2**63]}, "line 2: relevance 9223372036854775808; expected at most"),
+        ({**TRAIN[0], "target_rel": [-(2**40)]}, "line 2: relevance -1099511627776"),
+        ({**TRAIN[0], "title": "a \ud800 b"}, 'trn.json, line 2: "title" is not valid Unicode text'),
+        ({**TRAIN[0], "content": "a \udc00"}, 'line 2: "content" is not valid Unicode text'),
         ({"uid": "x", "target_ind": []}, "line 2: neither title nor content"),
         ({**TRAIN[0], "title": 5}, 'line 2: "title" is a int'),
         ({**TRAIN[0], "uid": ""}, "line 2: the label or point id is empty"),
@@ -221,6 +231,12 @@ def test_a_broken_label_line_always_raises_because_labels_are_line_numbers(folde
         load_collection(folder, on_error="skip")
 
 
+def test_a_label_that_is_no_unicode_text_is_refused_by_line_and_field(folder):
+    lines(folder / "lbl.json", [LABELS[0], {"title": "b \ud83d"}, LABELS[2]])
+    with pytest.raises(DataError, match='lbl.json, line 2: "title" is not valid Unicode text'):
+        load_collection(folder)
+
+
 def test_repeated_ids_name_both_lines(folder):
     lines(folder / "trn.json", [TRAIN[0], TRAIN[1], TRAIN[0]])
     with pytest.raises(DataError, match="point id 't0' is on line 1 and again on line 3"):
@@ -251,6 +267,20 @@ def test_latin_1_labels_are_refused_with_the_line(folder):
     (folder / "lbl.json").write_bytes(b'{"title": "a"}\n{"title": "caf\xe9"}\n{"title": "b"}\n')
     with pytest.raises(DataError, match="lbl.json, line 2: byte 0xe9"):
         load_collection(folder)
+
+
+@pytest.mark.parametrize("matrix", ["Y.{}.npz", "{}_X_Y.txt"])
+def test_a_relevance_too_large_for_a_grade_is_refused_and_the_largest_is_kept(tmp_path, folder, matrix):
+    path = text_folder(tmp_path / "text", matrix=matrix)
+    large = scipy.sparse.csr_matrix([[0, 0, 0], [1, 1e20, 0], [0, 0, 0]])
+    if matrix.endswith("npz"):
+        write_label_matrix(path / "Y.trn.npz", large)
+    else:
+        lines(path / "trn_X_Y.txt", ["3 3\n", "\n", "0:1 1:1e20\n", "\n"])
+    with pytest.raises(DataError, match=r"row 1 \(from 0\), label 1 has relevance 1e\+20; expected at most 2147483647"):
+        load_collection(path).qrels("train")
+    lines(folder / "trn.json", [{**TRAIN[0], "target_rel": [2**31 - 1]}])
+    assert load_collection(folder).qrels("train").relevant("t0") == {"a": 2**31}  # the matrix is float32
 
 
 def test_incomplete_folders_say_what_is_missing(folder, tmp_path):
