@@ -46,10 +46,11 @@ class Evaluation:
         mean: measure → mean over every query of the qrels, 0–1 (a sum for NumRet and its kin).
         per_query: query id → measure → value, missing queries included with 0.
         counts: `queries` (NumQ), `answered`, `missing`, `unjudged`, `without_relevant`, `negative_grades`,
-            `Judged@10`; what `exclude_self` and `filters` took out; and `cut_short`, the queries whose list reached the
-            deepest cut-off before that and not after it.
+            `Judged@10`; what `exclude_self` and `filters` took out; `cut_short`, the queries whose list reached the
+            deepest cut-off before that and not after it; and `emptied`, if there are any.
         settings: what changes the numbers beside the measures: `exclude_self`, `filters`, `binary_gain`, `propensity`.
         missing: ids of judged queries that the run does not answer.
+        emptied: ids of judged queries of whose documents in the run `exclude_self` and `filters` left none.
         unjudged: ids of the run's queries without judgements.
         by_frequency: the measures by training frequency of the labels, if they were asked for; else empty.
     """
@@ -61,6 +62,7 @@ class Evaluation:
     counts: dict[str, int | float]
     settings: dict[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = field(default=(), repr=False)
+    emptied: tuple[str, ...] = field(default=(), repr=False)
     unjudged: tuple[str, ...] = field(default=(), repr=False)
     by_frequency: tuple[FrequencyGroup, ...] = field(default=(), repr=False)
 
@@ -108,6 +110,8 @@ class Evaluation:
             )
         if self.missing:
             notes.append(f"judged but not in the run, counted as 0: {some_ids(self.missing)}.")
+        if self.emptied:
+            notes.append(f"in the run, but all their documents were removed, counted as 0: {some_ids(self.emptied)}.")
         if self.unjudged:
             notes.append(f"in the run but not judged, ignored: {some_ids(self.unjudged)}.")
         return notes
@@ -196,11 +200,13 @@ def evaluate(
             raise ConfigError(_NO_COUNTS.format("by_frequency groups", ""))
         groups = frequency_groups(table.binary() if binary_gain else table, names, train_counts, weights)
 
-    missing = tuple(table.queries[row] for row in np.flatnonzero(table.lengths == 0))
+    without = [table.queries[row] for row in np.flatnonzero(table.lengths == 0)]
+    emptied = tuple(query for query in without if len(results.ranking(query)[0]))
+    missing = tuple(query for query in without if not len(results.ranking(query)[0]))
     unjudged = tuple(query for query in results if query not in judgements)
     counts: dict[str, int | float] = {
         "queries": len(judgements),
-        "answered": len(judgements) - len(missing),
+        "answered": len(judgements) - len(without),
         "missing": len(missing),
         "unjudged": len(unjudged),
         "without_relevant": int((table.relevant() == 0).sum()),
@@ -209,6 +215,7 @@ def evaluate(
     }
     used = (exclude_self, filters, exclude_self or filters)
     counts |= {key: removed[key] for key, shown in zip(removed, used, strict=True) if shown}
+    counts |= {"emptied": len(emptied)} if emptied else {}
     if missing:
         logger.info("%d judged queries are not in the run and count as 0: %s", len(missing), some_ids(missing))
     if unjudged:
@@ -222,6 +229,7 @@ def evaluate(
         counts=counts,
         settings=settings,
         missing=missing,
+        emptied=emptied,
         unjudged=unjudged,
         by_frequency=groups,
     )

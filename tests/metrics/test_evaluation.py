@@ -30,6 +30,15 @@ def test_every_query_is_counted():
     assert result.missing == ("q4",) and result.unjudged == ("zz",)
 
 
+def test_a_query_whose_documents_were_all_removed_is_not_called_missing():
+    result = evaluate(QRELS, RUN | {"q2": {"q2": 1.0}}, ["P@1"], filters={"q1": ["a", "b"]}, exclude_self=True)
+    assert result.missing == ("q4",) and result.emptied == ("q1", "q2")
+    assert [result.counts[key] for key in ("queries", "answered", "missing", "emptied")] == [4, 1, 1, 2]
+    assert "judged but not in the run, counted as 0: 'q4'." in result.notes()
+    assert "in the run, but all their documents were removed, counted as 0: 'q1', 'q2'." in result.notes()
+    assert "emptied" not in evaluate(QRELS, RUN, ["P@1"], filters={"q1": ["a"]}).counts
+
+
 def test_the_table_prints_counts_beside_the_measures():
     printed = str(evaluate(QRELS, RUN, ["ndcg_cut_10"], name="mine"))
     for text in ("mine", "nDCG@10", "queries", "answered", "missing", "Judged@10", "'q4'", "'zz'", "0.4077"):
