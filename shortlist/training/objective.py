@@ -9,6 +9,7 @@ makes it whole, and back-propagates to its own vectors.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional
 from shortlist.errors import ConfigError, NonFiniteError
 from shortlist.losses import Shard, pool_loss
 from shortlist.training import distributed
+from shortlist.training.checkpoints import checkpoint_steps
 
 MIB = 1 << 20
 
@@ -164,8 +166,8 @@ class Objective:
         return self.bias[rows]
 
 
-def check_finite(loss: Tensor, *, step: int, dtype: str, temperature: float) -> None:
-    """Raise NonFiniteError, with what usually helps, unless the loss is a finite number."""
+def check_finite(loss: Tensor, *, step: int, dtype: str, temperature: float, output: str | Path) -> None:
+    """Raise NonFiniteError, with what usually helps, unless the loss is finite; `output` has the checkpoints so far."""
     if bool(torch.isfinite(loss)):
         return
     if dtype == "float16":
@@ -174,7 +176,12 @@ def check_finite(loss: Tensor, *, step: int, dtype: str, temperature: float) -> 
         hint = (
             f"lower training.learning_rate, set training.max_grad_norm to 1, raise training.temperature ({temperature})"
         )
+    if checkpoint_steps(output):
+        written = "the checkpoints written so far are good"
+        go_on = "then go on with a new output, or --resume after the change is undone"
+    else:
+        written = "no checkpoint was written yet"
+        go_on = "then start again, in a new output or with --overwrite"
     raise NonFiniteError(
-        f"the loss of step {step} is {loss.item()}; training stops, the checkpoints written so far are good. "
-        f"What usually helps: {hint}; then go on with a new output, or --resume after the change is undone."
+        f"the loss of step {step} is {loss.item()}; training stops, {written}. What usually helps: {hint}; {go_on}."
     )

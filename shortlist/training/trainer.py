@@ -112,6 +112,7 @@ class RetrievalTrainer(transformers.Trainer):
             step=self.state.global_step + 1,
             dtype=self.dtype_name,
             temperature=self.objective.temperature,
+            output=self.output,
         )
         return (loss, None) if return_outputs else loss
 

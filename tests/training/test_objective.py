@@ -121,9 +121,12 @@ def test_pairs_of_a_filter_file_do_not_exist(vectors, loss):
     torch.testing.assert_close(value, loss(queries @ documents.T, MASK, valid))
 
 
-def test_a_loss_that_is_not_finite_stops_with_a_hint():
-    check_finite(torch.tensor(1.0), step=3, dtype="float32", temperature=0.05)
-    with pytest.raises(NonFiniteError, match="loss of step 3 is nan.*lower training.learning_rate"):
-        check_finite(torch.tensor(float("nan")), step=3, dtype="float32", temperature=0.05)
-    with pytest.raises(NonFiniteError, match="bfloat16 or float32"):
-        check_finite(torch.tensor(float("inf")), step=3, dtype="float16", temperature=0.05)
+def test_a_loss_that_is_not_finite_stops_with_a_hint(tmp_path):
+    check_finite(torch.tensor(1.0), step=3, dtype="float32", temperature=0.05, output=tmp_path)
+    with pytest.raises(NonFiniteError, match="nan; training stops, no checkpoint was .*lower training.learning_rate"):
+        check_finite(torch.tensor(float("nan")), step=3, dtype="float32", temperature=0.05, output=tmp_path)
+    state = tmp_path / "checkpoints/step-2/state/trainer_state.json"
+    state.parent.mkdir(parents=True)
+    state.touch()
+    with pytest.raises(NonFiniteError, match="written so far are good.*bfloat16 or float32.*--resume"):
+        check_finite(torch.tensor(float("inf")), step=3, dtype="float16", temperature=0.05, output=tmp_path)
