@@ -37,7 +37,7 @@ class Retriever:
 
     Raises:
         IndexMismatchError: the index records the fingerprint of another model, or has another dimension.
-        ConfigError: a frequency bias that is not a number or above `LARGEST_BIAS`, or for an index without a frequency prior.
+        ConfigError: a frequency bias that is not a number up to `LARGEST_BIAS`, or for an index without a prior.
     """
 
     def __init__(self, encoder: Encoder, index: Index, *, corpus: Any = None, frequency_bias: float | None = None):
