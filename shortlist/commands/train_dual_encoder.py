@@ -99,6 +99,13 @@ class DualEncoderJob:
         if config.training.head_learning_rate is not None:
             head_parameters(self.encoder)  # refuses a model that has none
         training_arguments(config, self.plan, Path(), dtype)  # refuses what transformers would refuse, now
+        # What the epoch that first needs it would refuse, is refused now.
+        mining = config.data.mining
+        self.filters = MiningFilters(
+            mining.skip, mining.min_score, mining.max_score, mining.relative_margin, mining.margin
+        )
+        if "mined" in self.sources and mining.index != "exact":
+            FaissIndex(self.encoder.dim, factory=mining.index)
         if "given" in self.sources and "bm25" not in self.sources:
             self._batches()
 
@@ -277,10 +284,7 @@ class DualEncoderJob:
 
     def _mined_negatives(self, batches: BatchBuilder, output: Path) -> MinedNegatives:
         """Mines with the encoder's weights of the moment, when an epoch begins that is due for it."""
-        mining = self.config.data.mining
-        if mining.index != "exact":
-            FaissIndex(self.encoder.dim, factory=mining.index)  # refuses an unknown factory now, not at its epoch
-        filters = MiningFilters(mining.skip, mining.min_score, mining.max_score, mining.relative_margin, mining.margin)
+        mining, filters = self.config.data.mining, self.filters
 
         def write(path: Path) -> MiningCounts:
             rows = np.arange(len(self.documents))
