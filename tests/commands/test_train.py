@@ -320,6 +320,8 @@ def test_wrong_input_leaves_the_old_output_alone(settings, tmp_path):
             "list_net', which weighs no positives; use one of info",
         ),
         (["data.propensity_weights=true", "training.sample_positives=1"], "exclude each other"),
+        (["data.mining={min_score: 0.9, max_score: 0.1}"], "min_score of the negatives is 0.9, above max_score 0.1"),
+        (["data.negatives=mined(2)", "data.mining.index=Bogus"], "Bogus"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_key(settings, tmp_path, overrides, message):
