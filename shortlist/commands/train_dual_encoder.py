@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shortlist.commands.document_side import with_document_side
 from shortlist.commands.train import TrainResult
-from shortlist.commands.training_loss import training_loss
+from shortlist.commands.training_loss import check_pool, training_loss
 from shortlist.config import dump_config
 from shortlist.data import RankedList, load_collection, read_lists
 from shortlist.data.label_qrels import positive_counts
@@ -81,10 +81,12 @@ class DualEncoderJob:
         self.encoder = with_document_side(open_encoder(config), config, self.collection.corpus)
         by_row = self.encoder.document_tower.by_row
         self.documents = Documents(self.collection.corpus, template=self.encoder.template, by_row=by_row)
+        check_pool(self.loss, len(self.documents.unique_rows()))
         train, dev = self._split()
         self.examples = self._examples(train)
         if config.data.split in self.collection.splits:
             self.examples = self.examples.with_banned(self.collection.filters(config.data.split))
+        self.positive_weights = self._positive_weights()
         self.plan = plan_steps(len(self.examples), config.training, processes=distributed.world())
         self.dev_qrels = dev
         self.objective = Objective(
@@ -190,7 +192,7 @@ class DualEncoderJob:
             max_positives=self.config.training.max_positives,
             sample_positives=self.config.training.sample_positives,
             graded=data.graded,
-            weights=self._positive_weights(),
+            weights=self.positive_weights,
             teacher=self.teacher,
             seed=self.config.seed,
             micro_batch_size=self.config.training.micro_batch_size,

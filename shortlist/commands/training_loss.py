@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from shortlist.errors import ConfigError
-from shortlist.losses import LOSSES, build_loss, check_sampled_positives
+from shortlist.errors import ConfigError, DataError
+from shortlist.losses import LOSSES, SoftTopK, build_loss, check_sampled_positives
 from shortlist.settings import TrainConfig
 
 
@@ -46,6 +46,27 @@ def training_loss(config: TrainConfig) -> nn.Module:
     if sampled:
         check_sampled_positives(loss)
     return loss
+
+
+def check_pool(loss: nn.Module, documents: int) -> None:
+    """Refuse a corpus of `documents` distinct texts that leaves the loss nothing to tell apart.
+
+    Raises:
+        DataError: there is one document, which is the answer to everything.
+        ConfigError: k of soft_top_k is all documents or more, so that each is certain and the loss always 0.
+    """
+    if documents < 2:
+        raise DataError(
+            f"the corpus has {documents} document with a text of its own, so every query has the same answer and there "
+            "is nothing to learn; look at it with `shortlist data info`."
+        )
+    mass = getattr(loss, "k", None) if isinstance(loss, SoftTopK) else None
+    if isinstance(mass, float) and mass >= documents:
+        raise ConfigError(
+            f"loss.k is {mass:g} and the corpus has {documents} documents with a text of their own: soft_top_k would "
+            "give each of them the probability 1, and nothing could be learned. Choose a k well below that, such as 5, "
+            'or "num_pos".'
+        )
 
 
 def _defaults(accepted: Any, **options: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shortlist.errors import ConfigError
 from shortlist.metrics import inverse_propensities
 from shortlist.training.examples import ExampleSet
 
@@ -15,6 +16,11 @@ def propensity_weights(examples: ExampleSet, *, propensity: tuple[float, float])
     Rare labels weigh more: they are missing from the judgements more often. `propensity` are the constants (A, B) of
     the data family, as for PSP@k. Raises ConfigError for fewer than three training queries.
     """
+    if len(examples) < 3:
+        raise ConfigError(
+            f"data.propensity_weights needs at least 3 training queries to weigh labels by, and there are "
+            f"{len(examples)}; leave it out, or look at data.split and data.max_queries."
+        )
     counts = examples.document_counts()
     # The propensity depends on the count alone, and there are few distinct counts.
     distinct, inverse = np.unique(counts, return_inverse=True)
