@@ -26,7 +26,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from shortlist.errors import ConfigError, DataError
-from shortlist.losses.base import RankingLoss
+from shortlist.losses.base import RankingLoss, check_number
 from shortlist.losses.entries import PositiveEntries
 from shortlist.losses.row_statistics import Columns, RowStatistic, Workspace, block_elements, blocks, compute_dtype
 from shortlist.losses.shards import Shard
@@ -82,13 +82,18 @@ def pool_loss(
         a scalar in float32 (float64 for float64 vectors): the mean over the queries that have a positive.
 
     Raises:
-        DataError: shapes do not fit, positives lie outside the matrix or out of order, or a bias is not finite.
-        ConfigError: the loss needs a whole score matrix, or every positive while some are left out.
+        DataError: shapes do not fit, positives lie outside the matrix or out of order, or a bias or a value is not
+            finite.
+        ConfigError: the loss needs a whole score matrix, or every positive while some are left out; a temperature or a
+            memory that is not above 0.
     """
     if not getattr(loss, "blockwise", False):
         raise ConfigError(f"{type(loss).__name__} needs a whole score matrix; call it on scores.")
     if left_out is not None and not loss.samples_positives:
         raise ConfigError(f"{type(loss).__name__} (one_vs_all_bce, say) needs every positive: none can be left out.")
+    check_number("temperature", float(temperature))
+    if memory is not None and memory < 1:
+        raise ConfigError(f"memory of the scores must be a number of bytes above 0, got {memory!r}.")
     shard = shard or Shard(0, documents.shape[0], documents.shape[0])
     _check(queries, documents, rows, columns, values, bias, shard)
     dtype = torch.promote_types(compute_dtype(queries), compute_dtype(documents))
@@ -411,6 +416,11 @@ def _check(
             f"rows, columns and values of the positives must be lists of one length, "
             f"got {tuple(rows.shape)}, {tuple(columns.shape)} and {tuple(values.shape)}."
         )
+    if any(part.is_floating_point() or part.is_complex() or part.dtype == torch.bool for part in (rows, columns)):
+        raise DataError(
+            f"rows and columns of the positives must be whole numbers, got {rows.dtype} and {columns.dtype}; convert "
+            "them with .long()."
+        )
     if bias is not None and bias.shape != documents.shape[:1]:
         raise DataError(f"the bias has shape {tuple(bias.shape)}; {documents.shape[0]} columns need one number each.")
     if bias is not None and not bool(torch.isfinite(bias).all()):
@@ -425,7 +435,8 @@ def _check(
         )
     if bool((cell[1:] <= cell[:-1]).any()):
         raise DataError("positives must be sorted by row, then column, each pair once; sort them, merge equal ones.")
-    if not bool((values > 0).all()):
+    usable = (values > 0) & torch.isfinite(values)
+    if not bool(usable.all()):
         raise DataError(
-            f"values of positives must be above 0, got {values[~(values > 0)][0].item():g}; leave those out."
+            f"values of positives must be finite and above 0, got {values[~usable][0].item():g}; leave those out."
         )

@@ -29,6 +29,8 @@ from shortlist.losses.row_statistics import Columns, blocks, compute_dtype
 from shortlist.losses.rows import ScoreRows, masked_blocks
 from shortlist.losses.threshold import Threshold, difference
 
+LARGEST_SHARPNESS = 1e4  # float32 resolves sharpness times score up to about 1e8
+
 
 class SoftTopK(RankingLoss):
     """Negative log-probability of the positives under SoftTop-k: L = - sum_{i in P} w_i log p_i.
@@ -50,7 +52,7 @@ class SoftTopK(RankingLoss):
         normalise_weights: see DecoupledSoftmax.
 
     Raises:
-        ConfigError: k or the sharpness is not above zero.
+        ConfigError: k or the sharpness is not above zero, or the sharpness is above `LARGEST_SHARPNESS`.
     """
 
     samples_positives = True
@@ -68,7 +70,7 @@ class SoftTopK(RankingLoss):
         if isinstance(k, str) and k != "num_pos":
             raise ConfigError(f'k of soft_top_k must be a number above 0 or "num_pos", got {k!r}.')
         self.k = k if isinstance(k, (str, Tensor)) else check_number("k of soft_top_k", k)
-        self.sharpness = check_number("sharpness", sharpness)
+        self.sharpness = _check_sharpness(sharpness)
         self.weight_by_grade = weight_by_grade
         self.normalise_weights = normalise_weights
 
@@ -103,11 +105,12 @@ def soft_top_k(scores: Tensor, k: float | Tensor, sharpness: float = 2.0, valid:
         (queries, docs) in float32, or float64 for float64 scores; |sum p - k| is at most 1e-6 max(k, 100), or 1e-10.
 
     Raises:
-        ConfigError: k or the sharpness is not above zero, or k does not have one value a row.
+        ConfigError: k or the sharpness is not above zero, the sharpness above `LARGEST_SHARPNESS`, or k does not have
+            one value a row.
         DataError: scores is not a float matrix, or valid has another shape.
     """
     check_matrices(scores, scores, valid, name="scores")
-    threshold = Threshold(_row_k(k, scores.shape[0], scores.device), check_number("sharpness", sharpness))
+    threshold = Threshold(_row_k(k, scores.shape[0], scores.device), _check_sharpness(sharpness))
     return _SoftTopK.apply(scores, valid, threshold) if scores.numel() else scores.to(compute_dtype(scores), copy=True)
 
 
@@ -139,6 +142,15 @@ class _SoftTopK(Function):
             largest = threshold.largest[rows].exp().to(block.dtype)[:, None]
             gradient[rows] = weighted.sub_(block.mul_(mean)).mul_(largest * threshold.sharpness)
         return gradient, None, None
+
+
+def _check_sharpness(value: float) -> float:
+    if check_number("sharpness", value) > LARGEST_SHARPNESS:
+        raise ConfigError(
+            f"sharpness of soft_top_k is {value:g}; expected at most {LARGEST_SHARPNESS:g}, which is the hard top k "
+            "already for scores that differ by a thousandth."
+        )
+    return float(value)
 
 
 def _row_k(k: float | Tensor, rows: int, device: torch.device) -> Tensor:

@@ -294,6 +294,19 @@ def test_arguments_that_do_not_fit_are_refused():
         pool_loss(loss, queries, documents[:36], **options)
     with pytest.raises(DataError, match="above 0"):
         pool_loss(loss, queries, documents, **{**options, "values": options["values"] * 0})
+    for value in (float("inf"), float("nan")):
+        with pytest.raises(DataError, match=f"finite and above 0, got {value}"):
+            pool_loss(loss, queries, documents, **{**options, "values": options["values"] + value})
+    for name in ("rows", "columns"):
+        for dtype in (torch.float32, torch.bool):
+            with pytest.raises(DataError, match="must be whole numbers"):
+                pool_loss(loss, queries, documents, **{**options, name: options[name].to(dtype)})
+    for temperature in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="temperature must be a finite number above 0"):
+            pool_loss(loss, queries, documents, **{**options, "temperature": temperature})
+    for memory in (0, -1):
+        with pytest.raises(ConfigError, match=f"number of bytes above 0, got {memory}"):
+            pool_loss(loss, queries, documents, memory=memory, **options)
     with pytest.raises(DataError, match="lists of one length"):
         pool_loss(loss, queries, documents, **{**options, "values": options["values"][1:]})
     with pytest.raises(DataError, match="37 columns need one number each"):

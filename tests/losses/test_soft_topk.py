@@ -236,6 +236,16 @@ def test_wrong_arguments_are_refused_with_what_was_expected():
         soft_top_k(torch.zeros(2, 3), None)
     with pytest.raises(ConfigError, match="sharpness"):
         soft_top_k(torch.zeros(2, 3), 1, sharpness=0)
+    for make in (lambda value: SoftTopK(sharpness=value), lambda value: soft_top_k(torch.zeros(2, 3), 1, value)):
+        with pytest.raises(ConfigError, match="sharpness of soft_top_k is 1e[+]30; expected at most 10000"):
+            make(1e30)
+
+
+def test_the_largest_sharpness_is_solved_for_scores_of_any_temperature():
+    scores = torch.randn(40, 30)
+    for scale in (1.0, 100.0, 10_000.0):
+        p = soft_top_k(scores * scale, 3, 1e4)
+        torch.testing.assert_close(p.sum(dim=1), torch.full((40,), 3.0), rtol=0, atol=1e-4)
     with pytest.raises(ConfigError, match="num_pos"):
         SoftTopK(k="positives")
     with pytest.raises(ConfigError, match="k of soft_top_k"):
