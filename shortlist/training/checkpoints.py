@@ -43,9 +43,14 @@ def checkpoint_steps(output: str | Path) -> list[int]:
 
 
 def remove_unfinished(output: str | Path) -> None:
-    """Delete what a killed run left of a checkpoint it was writing."""
-    for folder in (Path(output) / CHECKPOINTS).glob(".step-*.tmp.*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Delete what a killed run left of files and folders it was writing: hidden and named `tmp` (shortlist.files)."""
+    for folder in (Path(output), Path(output) / CHECKPOINTS):
+        # A folder that is written inside another unfinished one has a dot more.
+        for path in folder.glob(".*.tmp.*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def remove_checkpoints(output: str | Path, *, keep: int | None, protected: set[int]) -> None:

@@ -101,7 +101,12 @@ def test_only_whole_checkpoints_count_and_best_and_last_are_kept(tmp_path):
 
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
     whole, half = tmp_path / "checkpoints" / "step-4", tmp_path / "checkpoints" / ".step-5.tmp.ab12"
-    for folder in (whole, half):
+    inner, staged = tmp_path / "checkpoints" / "..step-5.tmp.ab12.tmp.cd34", tmp_path / "..model.tmp.ef56"
+    for folder in (whole, half, inner, staged):
         folder.mkdir(parents=True)
+    mined = tmp_path / ".4711.tmp.negatives.jsonl.gz"
+    mined.write_bytes(b"half")
+    (tmp_path / ".lock").touch()
     checkpoints.remove_unfinished(tmp_path)
-    assert whole.is_dir() and not half.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", ".lock"}
+    assert list((tmp_path / "checkpoints").iterdir()) == [whole]
