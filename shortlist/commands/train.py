@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from shortlist.commands.training_output import MANIFEST_FILE, TrainingOutput
 from shortlist.config import apply_overrides, load_config
-from shortlist.errors import ConfigError
+from shortlist.errors import ConfigError, ShortlistError
 from shortlist.files import write_json
 from shortlist.manifest import run_manifest
 from shortlist.settings import TrainConfig, nearest
@@ -154,6 +154,13 @@ def _processes() -> Iterator[Any]:
         logging.getLogger("shortlist").setLevel(logging.ERROR)
     try:
         yield distributed
+    except RuntimeError as error:
+        if not (joined and distributed.lost_another(error)):
+            raise
+        raise ShortlistError(
+            "another process of this run has ended, and a step needs them all; its own messages say why. Continue from "
+            "the last checkpoint with --resume and as many processes."
+        ) from error
     finally:
         logging.getLogger("shortlist").setLevel(level)
     # Only after success: others may be waiting for a process that failed, whose exit tells them and the launcher.

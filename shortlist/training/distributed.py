@@ -76,6 +76,11 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
+def lost_another(error: BaseException) -> bool:
+    """Whether an error says that another process is gone: a broken connection, not what this process did."""
+    return isinstance(error, dist.DistNetworkError) or "gloo/transport" in str(error)
+
+
 def on_main(work: Callable[[], Result]) -> Result:
     """Do `work` on rank 0 alone; every rank returns what it returned there, or raises what it raised there.
 

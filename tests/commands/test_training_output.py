@@ -9,7 +9,7 @@ import pytest
 from shortlist.commands import train as command
 from shortlist.commands.train import TrainResult, train
 from shortlist.commands.training_output import LOCK_FILE, TrainingOutput
-from shortlist.errors import ConfigError, NonFiniteError, OutputExistsError
+from shortlist.errors import ConfigError, NonFiniteError, OutputExistsError, ShortlistError
 from shortlist.settings import TrainConfig
 from shortlist.training.checkpoints import STATE, TRAINER_STATE, checkpoint_path
 
@@ -248,3 +248,16 @@ def test_a_forked_worker_does_not_keep_the_lock(output, jobs):
     os.close(write)
     os.waitpid(child, 0)
     assert model(output) == "new"
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_process_that_is_gone_is_told_in_a_sentence(tmp_path, jobs, monkeypatch, joined):
+    from shortlist.training import distributed
+
+    monkeypatch.setattr(distributed, "start", lambda: joined)
+    jobs.fail_at, jobs.error = "training", RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: reset by peer")
+    with pytest.raises(ShortlistError if joined else RuntimeError, match="--resume" if joined else "Read error"):
+        start(tmp_path / "out")
+    jobs.error = RuntimeError("shapes differ")
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        start(tmp_path / "out", overwrite=True)
