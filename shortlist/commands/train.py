@@ -158,8 +158,8 @@ def _processes() -> Iterator[Any]:
         if not (joined and distributed.lost_another(error)):
             raise
         raise ShortlistError(
-            "another process of this run has ended, and a step needs them all; its own messages say why. Continue from "
-            "the last checkpoint with --resume and as many processes."
+            "another process of this run has ended, and a step needs them all; its own messages say why. If the output "
+            "has a checkpoint, continue from it with --resume and as many processes."
         ) from error
     finally:
         logging.getLogger("shortlist").setLevel(level)
