@@ -63,7 +63,10 @@ class FaissIndex(VectorIndex):
             raise ConfigError(f"faiss cannot make {factory!r} for {dim} dimensions: {_reason(error)}.") from None
 
     def transforms(self) -> list[str]:
-        """Names of faiss's vector transforms inside the factory, such as NormalizationTransform for "L2norm,Flat"."""
+        """Names of faiss's vector transforms inside the factory, such as NormalizationTransform for "L2norm,Flat".
+
+        One that gives fewer dimensions than it takes is said to be "shortening".
+        """
         faiss = import_faiss()
         names: list[str] = []
         index: Any = self._index
@@ -72,8 +75,9 @@ class FaissIndex(VectorIndex):
             index = faiss.downcast_index(index)
             chain = getattr(index, "chain", None)
             if chain is not None:
-                places = map(chain.at, range(chain.size()))
-                names += [type(faiss.downcast_VectorTransform(place)).__name__ for place in places]
+                for place in map(chain.at, range(chain.size())):
+                    name = type(faiss.downcast_VectorTransform(place)).__name__
+                    names.append(name if place.d_out >= place.d_in else f"shortening {name}")
             index = getattr(index, "base_index", None) or getattr(index, "index", None)
         return names
 

@@ -92,7 +92,7 @@ def check_inner_product(index: VectorIndex) -> None:
     """Refuse an index whose scores are not the inner products of the vectors it is given.
 
     Raises:
-        ConfigError: a metric other than "ip", or a faiss factory that normalises or centres.
+        ConfigError: a metric other than "ip", or a faiss factory that normalises, centres or drops dimensions.
     """
     if index.metric != "ip":
         raise ConfigError(
@@ -101,8 +101,8 @@ def check_inner_product(index: VectorIndex) -> None:
     for name in index.transforms():
         if name not in _PRESERVING:
             raise ConfigError(
-                f"factory {index.manifest.get('factory')!r} has a {name} inside, which normalises or centres vectors "
-                "and would distort the coordinate of the frequency prior; use a factory of plain inner products, such "
+                f"factory {index.manifest.get('factory')!r} has a {name} inside, which normalises, centres or shortens "
+                "vectors and would distort the coordinate of the frequency prior; use a factory of plain inner products, such "
                 "as Flat, HNSW32 or IVF64,Flat."
             )
 
