@@ -102,8 +102,8 @@ def check_inner_product(index: VectorIndex) -> None:
         if name not in _PRESERVING:
             raise ConfigError(
                 f"factory {index.manifest.get('factory')!r} has a {name} inside, which normalises, centres or shortens "
-                "vectors and would distort the coordinate of the frequency prior; use a factory of plain inner products, such "
-                "as Flat, HNSW32 or IVF64,Flat."
+                "vectors and would distort the coordinate of the frequency prior; use a factory of plain inner "
+                "products, such as Flat, HNSW32 or IVF64,Flat."
             )
 
 
