@@ -1,7 +1,7 @@
 """What every index kind shares: string ids, checked input, removal, saving and opening, results as (id, score).
 
-A kind adds three things: how vectors are kept (`_append`), how they are scanned (`_scan`), and which files hold them
-(`_write_vectors`, `_open_vectors`).
+A kind adds how vectors are kept (`_append`, `_vectors_at`), how they are scanned (`_scan`), and which files hold them
+beside the vectors (`_write_base`, `_open_base`, `_open_tail`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError, DataError, IndexMismatchError, NonFiniteError
 from shortlist.files import atomic_directory, refuse_existing
+from shortlist.indexes.blocks import Block, VectorBlocks, Vectors
 from shortlist.indexes.documents import DocumentStore, DocumentWriter
 from shortlist.indexes.frequency import FrequencyPrior, check_inner_product
 from shortlist.indexes.ids import IdTable, IdWriter, check_ids
-from shortlist.indexes.storage import REMOVED, read_manifest, write_manifest
+from shortlist.indexes.storage import REMOVED, ShardWriter, read_manifest, write_manifest
 from shortlist.types import check_k
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Vectors = NDArray[np.float32]
 SLICE = 16_384
 
 
@@ -61,25 +61,59 @@ class VectorIndex(abc.ABC):
 
     # What a kind provides.
 
+    # Whether `_vectors_at` gives the very vectors that were added.
+    lossless: bool = True
+    # Whether float32 shards are stored beside what `_write_base` writes.
+    _keeps_vectors: bool = True
+    # Whether stored vectors are all there is: no base file, so that saving can leave out what was removed.
+    _only_vectors: ClassVar[bool] = False
+
     @abc.abstractmethod
     def _append(self, vectors: Vectors) -> None:
         """Keep checked `vectors` at the next positions."""
 
     @abc.abstractmethod
-    def _scan(self, queries: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-        """Positions and scores `(queries, k)` in ranked order and the number of entries a query; k ≤ len(self)."""
+    def _scan(
+        self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+        """Positions and scores `(queries, k)` in ranked order and the number of entries of each query.
+
+        `allowed` is a mask over all positions, None for every position; k is at most the number of allowed ones.
+        Unused places hold −1 and −inf.
+        """
 
     @abc.abstractmethod
-    def _write_vectors(self, directory: Path) -> bool:
-        """Write the vector files; returns whether removed positions were left out (ids are then left out too)."""
+    def _vectors_at(self, positions: NDArray[np.int64]) -> Vectors:
+        """The vectors `(n, dim)` at `positions`: those that were added if `lossless`, else the nearest there is."""
 
     @abc.abstractmethod
-    def _open_vectors(self, directory: Path, manifest: dict[str, Any]) -> None:
-        """Map the vector files."""
+    def _base_size(self) -> int:
+        """Number of positions that the base holds; those from there on are the tail."""
+
+    def _needs_training(self) -> int:
+        """Number of vectors that `_train` wants; 0 if there is nothing to train."""
+        return 0
+
+    def _train(self, sample: Vectors) -> None:  # noqa: B027
+        """Learn from `sample` `(n, dim)` what the kind needs before the first vector is added."""
+
+    def _write_base(self, directory: Path) -> None:  # noqa: B027
+        """Write the files of the base, those of its vectors excepted."""
+
+    @abc.abstractmethod
+    def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
+        """Open the base of `count` vectors in `segment`; `vectors` are its float32 shards where they are stored."""
+
+    @abc.abstractmethod
+    def _open_tail(self, blocks: VectorBlocks) -> None:
+        """Take the vectors that were added after the base was built."""
 
     def _settings(self) -> dict[str, Any]:
         """Keys of this kind for the manifest."""
         return {}
+
+    def _restore(self, manifest: dict[str, Any]) -> None:  # noqa: B027
+        """Take back what `_settings` wrote."""
 
     def transforms(self) -> list[str]:
         """What is done to vectors before their inner products are taken, by the names of this kind; here nothing."""
@@ -156,17 +190,23 @@ class VectorIndex(abc.ABC):
 
     # Search.
 
-    def search(self, vectors: Any, k: int) -> list[list[tuple[str, float]]]:
+    def search(self, vectors: Any, k: int, filter: Any = None) -> list[list[tuple[str, float]]]:
         """The `k` best `(id, score)` of each query vector `(queries, dim)`, best first; ties by descending id.
 
-        An index with fewer than `k` vectors returns what it has; an empty one returns empty lists.
+        An index with fewer than `k` vectors returns what it has; an empty one returns empty lists. With a `filter`
+        only documents that pass it are searched, so that `k` come wherever `k` pass.
+
+        Args:
+            vectors: query vectors.
+            k: results a query.
+            filter: a `Filter`, an expression such as "year >= 2010", or a collection of ids; None: everything.
 
         Raises:
             ConfigError: k below 1.
             IndexMismatchError: query vectors of another dimension.
             NonFiniteError: a NaN or infinity, naming the query by position.
         """
-        positions, scores, counts = self.search_arrays(vectors, k)
+        positions, scores, counts = self.search_arrays(vectors, k, filter)
         width = positions.shape[1]
         full = bool((counts == width).all())
         keep = slice(None) if full else np.arange(width) < counts[:, None]
@@ -174,7 +214,9 @@ class VectorIndex(abc.ABC):
         stops = np.cumsum(counts).tolist()
         return [pairs[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
-    def search_arrays(self, vectors: Any, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+    def search_arrays(
+        self, vectors: Any, k: int, filter: Any = None
+    ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
         """`search` as arrays: positions and scores `(queries, min(k, len))`, and the number of results a query.
 
         `ids_at(positions)` gives the ids. Only the first `counts[row]` entries of a row are results; an approximate
@@ -183,13 +225,38 @@ class VectorIndex(abc.ABC):
         k = min(check_k(k), len(self))
         queries = self.check_vectors(vectors, queries=True)
         check_finite(queries, lambda row: f"the vector of the query at position {row}")
+        allowed = self._allowed(filter)
+        if allowed is not None:
+            k = min(k, int(np.count_nonzero(allowed)))
         if not len(queries) or not k:
             empty = np.zeros((len(queries), 0))
             return empty.astype(np.int64), empty.astype(np.float32), np.zeros(len(queries), np.int64)
-        positions, scores, counts = self._scan(queries, k)
+        positions, scores, counts = self._scan(queries, k, allowed)
         # −1 would silently mean "the last one" to whoever indexes with it.
         positions[positions < 0] = np.iinfo(np.int64).max
         return positions, scores, counts
+
+    def _allowed(self, filter: Any) -> NDArray[np.bool_] | None:
+        """Mask over all positions of what is there and passes `filter`; None if that is everything."""
+        removed = self._ids.removed_mask(0, len(self._ids))
+        if filter is None:
+            return None if removed is None else ~removed
+        mask: NDArray[np.bool_] = filter.mask(self)
+        return mask if removed is None else mask & ~removed
+
+    def vectors_at(self, positions: Any) -> Vectors:
+        """The vectors `(n, dim)` at `positions`; an index that compresses without keeping them gives the nearest."""
+        wanted = np.asarray(positions, np.int64).reshape(-1)
+        if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self._ids):
+            raise ConfigError(f"positions must lie between 0 and {len(self._ids) - 1}; found {int(wanted.max())}.")
+        return self._vectors_at(wanted)
+
+    def blocks(self, *, size: int = SLICE) -> Iterator[Block]:
+        """What is there, in order, `size` documents at a time: positions, ids and vectors."""
+        for start in range(0, len(self._ids), size):
+            positions = self._ids.present(start, min(start + size, len(self._ids)))
+            if len(positions):
+                yield Block(positions, self._ids.take(positions), self._vectors_at(positions))
 
     def ids_at(self, positions: Any) -> list[str]:
         """The ids at `positions` of `search_arrays`, flat."""
@@ -231,7 +298,16 @@ class VectorIndex(abc.ABC):
         """
         refuse_existing(Path(path), overwrite=overwrite)
         with atomic_directory(path, overwrite=overwrite) as directory:
-            compacted = self._write_vectors(directory)
+            compacted = self._only_vectors
+            if self._keeps_vectors:
+                shards = ShardWriter(directory, self.dim)
+                for start in range(0, len(self._ids), SLICE):
+                    stop = min(start + SLICE, len(self._ids))
+                    shards.append(
+                        self._vectors_at(self._ids.present(start, stop) if compacted else np.arange(start, stop))
+                    )
+                shards.close()
+            self._write_base(directory)
             writer = IdWriter(directory)
             store = DocumentWriter(directory) if self.documents is not None else None
             for start in range(0, len(self._ids), SLICE):
@@ -244,7 +320,7 @@ class VectorIndex(abc.ABC):
             writer.close(distinct=compacted)
             if store is not None:
                 store.close()
-            if not compacted:
+            if not compacted and self._ids.num_removed:
                 np.save(directory / REMOVED, self._ids.removed_positions())
             write_manifest(directory, self.manifest)
 
@@ -263,11 +339,21 @@ class VectorIndex(abc.ABC):
         index.frequency_prior = manifest.get("frequency_prior")
         removed = directory / REMOVED
         index._ids = IdTable.open(directory, np.load(removed, allow_pickle=False) if removed.is_file() else None)
-        index._open_vectors(directory, manifest)
+        index._restore(manifest)
+        index._open_base(directory, index._open_shards(directory, manifest), len(index._ids))
         if len(index) != manifest["count"]:
             raise DataError(f"{directory} holds {len(index)} ids, expected {manifest['count']}; build the index again.")
         index.documents = DocumentStore.open(directory)
         return index
+
+    def _open_shards(self, directory: Path, manifest: dict[str, Any]) -> VectorBlocks | None:
+        if not self._keeps_vectors:
+            return None
+        blocks = VectorBlocks(self.dim)
+        blocks.add_shards(directory / name for name in sorted(manifest["files"]) if name.startswith("vectors-"))
+        if len(blocks) != len(self._ids):
+            raise DataError(f"{directory} holds {len(blocks)} vectors for {len(self._ids)} ids; build the index again.")
+        return blocks
 
     @classmethod
     def _open_options(cls, manifest: dict[str, Any]) -> dict[str, Any]:

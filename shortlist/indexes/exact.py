@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shortlist.devices import resolve_device
-from shortlist.errors import DataError
-from shortlist.indexes.base import VectorIndex, Vectors
-from shortlist.indexes.storage import ShardWriter, open_shards
+from shortlist.indexes.base import VectorIndex
+from shortlist.indexes.blocks import VectorBlocks, Vectors
 from shortlist.indexes.topk import TopK
 
 _QUERIES = 1024  # queries scored together
@@ -22,7 +20,6 @@ _DEVICE_SCORES = 128 << 20
 # Matrix products add up in another order in the last columns of a width that fills no whole tile. With widths of
 # whole tiles equal vectors get equal scores wherever they stand, so that the tie rule can order them.
 _EQUAL_WIDTH = 64
-_BLOCK_ROWS = 4096  # least room of a block of added vectors
 
 
 class ExactIndex(VectorIndex):
@@ -38,42 +35,41 @@ class ExactIndex(VectorIndex):
     """
 
     kind = "exact"
+    _only_vectors = True
     metrics = ("ip",)
 
     def __init__(self, dim: int, *, metric: str = "ip", device: str = "auto"):
         super().__init__(dim, metric=metric)
         self.device = resolve_device(device)
-        self._blocks: list[NDArray[np.float32]] = []  # opened shards, then blocks with room to grow
-        self._used: list[int] = []  # rows of each block that hold a vector
-        self._growing = 0  # blocks from here on are ours to write to
+        self._vectors = VectorBlocks(self.dim)
 
     def vectors(self) -> Iterator[NDArray[np.float32]]:
         """The stored vectors in order, removed ones included, as views of at most one shard each."""
-        for block, used in zip(self._blocks, self._used, strict=True):
-            yield block[:used]
+        return self._vectors.views()
 
     def _append(self, vectors: Vectors) -> None:
-        start = 0
-        if len(self._blocks) > self._growing:
-            block, used = self._blocks[-1], self._used[-1]
-            start = min(len(block) - used, len(vectors))
-            block[used : used + start] = vectors[:start]
-            self._used[-1] = used + start
-        if start < len(vectors):
-            # Each new block has room for as many rows as all before it: few blocks, and no row is ever moved.
-            room = max(len(vectors) - start, min(sum(self._used), 1 << 18), _BLOCK_ROWS)
-            block = np.empty((room, self.dim), np.float32)
-            block[: len(vectors) - start] = vectors[start:]
-            self._blocks.append(block)
-            self._used.append(len(vectors) - start)
+        self._vectors.append(vectors)
 
-    def _scan(self, queries: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-        parts = [self._scan_block(queries[start : start + _QUERIES], k) for start in range(0, len(queries), _QUERIES)]
+    def _vectors_at(self, positions: NDArray[np.int64]) -> Vectors:
+        return self._vectors.at(positions)
+
+    def _base_size(self) -> int:
+        return len(self._vectors)
+
+    def _scan(
+        self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+        parts = [
+            self._scan_block(queries[start : start + _QUERIES], k, allowed)
+            for start in range(0, len(queries), _QUERIES)
+        ]
         positions, scores, counts = (np.concatenate(part) for part in zip(*parts, strict=True))
         return positions, scores, counts
 
     @torch.inference_mode()
-    def _scan_block(self, queries: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+    def _scan_block(
+        self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
         left = torch.from_numpy(queries).to(self.device)
         budget = _CPU_SCORES if self.device.type == "cpu" else _DEVICE_SCORES
         room = torch.empty(max(budget, _EQUAL_WIDTH * len(queries)), dtype=torch.float32, device=self.device)
@@ -84,9 +80,8 @@ class ExactIndex(VectorIndex):
             scores = room[: len(queries) * len(right)].view(len(queries), len(right))
             torch.mm(left, right.T, out=scores)
             scores[:, size:] = -torch.inf
-            removed = self._ids.removed_mask(offset, offset + size)
-            if removed is not None:
-                scores[:, :size][:, torch.from_numpy(removed).to(self.device)] = -torch.inf
+            if allowed is not None and not (here := allowed[offset : offset + size]).all():
+                scores[:, :size][:, torch.from_numpy(~here).to(self.device)] = -torch.inf
             best.add(*_candidates(scores, best, offset))
         return best.finish()
 
@@ -101,29 +96,12 @@ class ExactIndex(VectorIndex):
                 yield offset + even, vectors[even:]
             offset += len(vectors)
 
-    def _write_vectors(self, directory: Path) -> bool:
-        writer = ShardWriter(directory, self.dim)
-        offset = 0
-        for vectors in self.vectors():
-            removed = self._ids.removed_mask(offset, offset + len(vectors))
-            if removed is None:
-                writer.append(vectors)
-            else:
-                for start in range(0, len(vectors), _BLOCK_ROWS):
-                    writer.append(vectors[start : start + _BLOCK_ROWS][~removed[start : start + _BLOCK_ROWS]])
-            offset += len(vectors)
-        writer.close()
-        return True
+    def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
+        if vectors is not None:
+            self._vectors = vectors
 
-    def _open_vectors(self, directory: Path, manifest: dict[str, Any]) -> None:
-        names = sorted(name for name in manifest["files"] if name.startswith("vectors-"))
-        self._blocks = list(open_shards(directory, names, self.dim))
-        self._used = [len(block) for block in self._blocks]
-        self._growing = len(self._blocks)
-        if sum(self._used) != len(self._ids):
-            raise DataError(
-                f"{directory} holds {sum(self._used)} vectors for {len(self._ids)} ids; build the index again."
-            )
+    def _open_tail(self, blocks: VectorBlocks) -> None:
+        self._vectors.extend(blocks)
 
 
 def _padded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

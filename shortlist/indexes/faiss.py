@@ -17,7 +17,8 @@ import torch  # noqa: F401  (before faiss, see above)
 from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError, DataError, MissingExtraError
-from shortlist.indexes.base import VectorIndex, Vectors
+from shortlist.indexes.base import VectorIndex
+from shortlist.indexes.blocks import VectorBlocks, Vectors
 from shortlist.indexes.topk import sort_rows
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class FaissIndex(VectorIndex):
     """
 
     kind = "faiss"
+    _keeps_vectors = False
     metrics = ("ip", "l2")
 
     def __init__(self, dim: int, *, factory: str = "Flat", metric: str = "ip", device: str = "auto"):
@@ -105,7 +107,17 @@ class FaissIndex(VectorIndex):
             ) from None
         self._on_gpu = None
 
-    def _scan(self, queries: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+    def _vectors_at(self, positions: NDArray[np.int64]) -> Vectors:
+        if not len(positions):
+            return np.zeros((0, self.dim), np.float32)
+        return np.stack([self._index.reconstruct(position) for position in positions.tolist()])
+
+    def _base_size(self) -> int:
+        return int(self._index.ntotal)
+
+    def _scan(
+        self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
         total = len(self._ids)
         positions = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
@@ -116,7 +128,7 @@ class FaissIndex(VectorIndex):
             fetch = min(fetch, total)
             found_scores, found = self._search(queries[pending], fetch)
             exhausted = (found < 0).any(axis=1)
-            found_scores[self._absent(found)] = -np.inf
+            found_scores[found < 0 if allowed is None else (found < 0) | ~allowed[found]] = -np.inf
             found, found_scores, counts = sort_rows(found, found_scores, self._ids.take)
             done = np.ones(len(pending), bool)
             if fetch < total:
@@ -141,18 +153,16 @@ class FaissIndex(VectorIndex):
         scores, positions = index.search(queries, fetch)
         return -scores if self.metric == "l2" else scores, positions
 
-    def _absent(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True where there is no document: faiss's −1, or one that was removed."""
-        removed = self._ids.removed_mask(0, len(self._ids))
-        return positions < 0 if removed is None else (positions < 0) | removed[positions]
-
-    def _write_vectors(self, directory: Path) -> bool:
+    def _write_base(self, directory: Path) -> None:
         import_faiss().write_index(self._index, str(directory / FILE))
-        return not self._ids.num_removed
 
-    def _open_vectors(self, directory: Path, manifest: dict[str, Any]) -> None:
+    def _open_tail(self, blocks: VectorBlocks) -> None:
+        for block in blocks.views():
+            self._append(block)
+
+    def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
         faiss = import_faiss()
-        file = directory / FILE
+        file = segment / FILE
         try:
             self._index = faiss.read_index(str(file), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
             self._mapped = True
@@ -162,10 +172,8 @@ class FaissIndex(VectorIndex):
                 self._index = faiss.read_index(str(file))
             except RuntimeError as error:
                 raise DataError(f"faiss cannot read {file}: {_reason(error)}. Build the index again.") from None
-        if self._index.ntotal != len(self._ids):
-            raise DataError(
-                f"{file} holds {self._index.ntotal} vectors for {len(self._ids)} ids; build the index again."
-            )
+        if self._index.ntotal != count:
+            raise DataError(f"{file} holds {self._index.ntotal} vectors for {count} ids; build the index again.")
 
 
 @lru_cache(maxsize=1)

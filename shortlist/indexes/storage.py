@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,23 +160,3 @@ class ShardWriter:
     def _next(self) -> Path:
         self.names.append(f"vectors-{len(self.names):05d}.npy")
         return self._directory / self.names[-1]
-
-
-def open_shards(directory: Path, names: list[str], dim: int) -> Iterator[NDArray[np.float32]]:
-    """The vector shards of an index, memory-mapped.
-
-    Copy-on-write mapping: torch wants a writable array, and nothing here writes, so no page is ever copied.
-    """
-    for name in names:
-        try:
-            shard = np.load(directory / name, mmap_mode="c", allow_pickle=False)
-        except ValueError as error:
-            raise DataError(
-                f"{directory / name} is not a readable .npy file ({error}); build the index again."
-            ) from None
-        if shard.dtype != np.float32 or shard.ndim != 2 or shard.shape[1] != dim:
-            raise DataError(
-                f"{directory / name} holds {shard.dtype} {shard.shape}, expected float32 (documents, {dim}); "
-                "build the index again."
-            )
-        yield shard
