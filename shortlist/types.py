@@ -7,6 +7,7 @@ descending, as trec_eval does (`rank_order`). Index, run files and metrics all c
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -48,16 +49,14 @@ def rank_order(ids: Sequence[str], scores: ArrayLike) -> NDArray[np.int64]:
     order = np.argsort(-values, kind="stable")
     ranked = values[order]
     ties = np.flatnonzero(ranked[1:] == ranked[:-1])
-    if len(ties):
-        start = 0
-        while start < len(ties):
-            stop = start
-            while stop + 1 < len(ties) and ties[stop + 1] == ties[stop] + 1:
-                stop += 1
-            first, last = int(ties[start]), int(ties[stop]) + 2
-            group = sorted(order[first:last].tolist(), key=lambda position: ids[position], reverse=True)
-            order[first:last] = group
-            start = stop + 1
+    above, below = ([ids[place] for place in order[shifted].tolist()] for shifted in (ties, ties + 1))
+    if not all(map(operator.gt, above, below)):
+        tied = np.zeros(len(ids), bool)
+        tied[ties] = tied[ties + 1] = True
+        slots = np.flatnonzero(tied)
+        by_id = np.array(sorted(order[slots].tolist(), key=ids.__getitem__, reverse=True), np.int64)
+        # One sort of all tied ids, then a stable one by score: thousands of small groups cost no more than one.
+        order[slots] = by_id[np.argsort(-values[by_id], kind="stable")]
     return order
 
 
