@@ -106,7 +106,23 @@ class VectorIndex(abc.ABC):
 
     @abc.abstractmethod
     def _open_tail(self, blocks: VectorBlocks) -> None:
-        """Take the vectors that were added after the base was built."""
+        """Take `blocks`, the vectors that were added after the base was built, in place of the tail there is."""
+
+    @abc.abstractmethod
+    def _clear(self) -> None:
+        """Forget all vectors; what was learnt from them may stay."""
+
+    def _build_base(self, vectors: VectorBlocks) -> None:
+        """Replace all vectors by a base of `vectors`, which may lie on disk and be larger than memory.
+
+        Where there are too few to train on, they become the tail.
+        """
+        self._clear()
+        if wanted := self._needs_training():
+            self._train(vectors.sample(wanted))
+        for start in range(0, len(vectors), SLICE):
+            for part in vectors.between(start, min(start + SLICE, len(vectors))):
+                self._append(part)
 
     def _settings(self) -> dict[str, Any]:
         """Keys of this kind for the manifest."""

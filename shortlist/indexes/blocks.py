@@ -91,6 +91,12 @@ class VectorBlocks:
             out[mine] = self._blocks[number][positions[mine] - self._starts[number]]
         return out
 
+    def sample(self, count: int) -> Vectors:
+        """A copy of `count` vectors drawn evenly over all positions; all of them if there are fewer."""
+        if count >= self._size:
+            return self.at(np.arange(self._size))
+        return self.at(np.linspace(0, self._size - 1, count).astype(np.int64))
+
     def between(self, start: int, stop: int) -> Iterator[Vectors]:
         """The vectors at positions from `start` to `stop`, as views."""
         for block, first in zip(self.views(), self._starts, strict=True):

@@ -42,6 +42,7 @@ class ExactIndex(VectorIndex):
         super().__init__(dim, metric=metric)
         self.device = resolve_device(device)
         self._vectors = VectorBlocks(self.dim)
+        self._base = self._vectors  # what was opened as the base: the tail is held beside it
 
     def vectors(self) -> Iterator[NDArray[np.float32]]:
         """The stored vectors in order, removed ones included, as views of at most one shard each."""
@@ -54,7 +55,7 @@ class ExactIndex(VectorIndex):
         return self._vectors.at(positions)
 
     def _base_size(self) -> int:
-        return len(self._vectors)
+        return len(self._base)
 
     def _scan(
         self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
@@ -98,10 +99,19 @@ class ExactIndex(VectorIndex):
 
     def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
         if vectors is not None:
-            self._vectors = vectors
+            self._base = self._vectors = vectors
 
     def _open_tail(self, blocks: VectorBlocks) -> None:
-        self._vectors.extend(blocks)
+        vectors = VectorBlocks(self.dim)
+        vectors.extend(self._base)
+        vectors.extend(blocks)
+        self._vectors = vectors
+
+    def _clear(self) -> None:
+        self._base = self._vectors = VectorBlocks(self.dim)
+
+    def _build_base(self, vectors: VectorBlocks) -> None:
+        self._base = self._vectors = vectors
 
 
 def _padded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

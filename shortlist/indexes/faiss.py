@@ -160,6 +160,13 @@ class FaissIndex(VectorIndex):
         for block in blocks.views():
             self._append(block)
 
+    def _clear(self) -> None:
+        if self._mapped:
+            self._index = import_faiss().clone_index(self._index)
+            self._mapped = False
+        self._index.reset()
+        self._on_gpu = None
+
     def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
         faiss = import_faiss()
         file = segment / FILE
