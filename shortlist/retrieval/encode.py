@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
 
 from shortlist.errors import ConfigError
 from shortlist.files import reserve
@@ -96,47 +97,92 @@ def encode_corpus(
     """
     if processes < 1:
         raise ConfigError(f"processes is {processes}; expected at least 1.")
+    forward = Forward(encoder, side, batch_tokens=batch_tokens)
+    part, parts = check_part(shard)
+    identity = store_identity(
+        encoder, corpus, side, device=encoder.device.type, dtype=encoder.dtype, batch_tokens=forward.budget,
+        shard_size=shard_size or default_shard_size(len(corpus), parts if parts > 1 else processes),
+    )  # fmt: skip
+    store = begin(output_dir, identity, overwrite=overwrite, resume=resume)
+
+    def run(todo: Sequence[int], counts: EncodingCounts, done: Callable[[int], Any]) -> None:
+        if min(processes, len(todo)) > 1:
+            from shortlist.retrieval.workers import encode_in_processes
+
+            encode_in_processes(
+                encoder, corpus, store, todo, min(processes, len(todo)), counts, done, batch_tokens=batch_tokens
+            )
+        else:
+            for _, shard_counts in encode_shards(forward, corpus, store, todo, done=done):
+                counts.merge(shard_counts)
+
+    fill(store, (part, parts), run, max_length=forward.max_length, show_progress=show_progress)
+    return store
+
+
+def check_part(shard: tuple[int, int] | None) -> tuple[int, int]:
+    """(i, n) of a part, (1, 1) for None. Raises ConfigError unless 1 <= i <= n."""
     part, parts = shard or (1, 1)
     if not 1 <= part <= parts:
         raise ConfigError(f"shard is {part}/{parts}; expected i/n with i from 1 to n, such as 1/4.")
-    forward = Forward(encoder, side, batch_tokens=batch_tokens)
-    split = parts if parts > 1 else processes
-    identity = {
+    return part, parts
+
+
+def default_shard_size(count: int, split: int) -> int:
+    """Texts of a shard: `SHARD_SIZE`, or fewer where `split` workers would otherwise have none each."""
+    return max(1, min(SHARD_SIZE, -(-count // split)))
+
+
+def store_identity(
+    encoder: DualEncoder,
+    corpus: TextSource,
+    side: str,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    batch_tokens: int,
+    shard_size: int,
+) -> dict[str, Any]:
+    """What decides the bytes of a directory of vectors: a directory is only gone on with under the same identity."""
+    return {
         "count": len(corpus),
         "dim": encoder.dim,
         "side": side,
         "fingerprint": encoder.fingerprint,
         **{key: value for key, value in encoder.settings().items() if key != "dim"},
-        "device": encoder.device.type,
-        "batch_tokens": forward.budget,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device,
+        "batch_tokens": batch_tokens,
         "corpus": corpus.fingerprint,
-        "shard_size": shard_size or max(1, min(SHARD_SIZE, -(-len(corpus) // split))),
+        "shard_size": shard_size,
     }
-    store = begin(output_dir, identity, overwrite=overwrite, resume=resume)
+
+
+def fill(
+    store: VectorStore,
+    shard: tuple[int, int],
+    run: Callable[[Sequence[int], EncodingCounts, Callable[[int], Any]], None],
+    *,
+    max_length: int | None,
+    show_progress: bool | None,
+) -> None:
+    """Have `run(missing shards, counts, progress)` write what part i of n of `store` lacks, and tell what it did."""
+    part, parts = shard
     numbers = range(store.num_shards * (part - 1) // parts, store.num_shards * part // parts)
     todo = [number for number in numbers if not store.has(number)]
     total = sum(stop - start for start, stop in map(store.span, numbers))
     finished = total - sum(stop - start for start, stop in map(store.span, todo))
-    what = "queries" if side == "query" else "documents"
+    what = "queries" if store.manifest["side"] == "query" else "documents"
     if finished:
         rest = "going on with the rest" if todo else "nothing is left to do"
         logger.info("%s of %s %s were encoded before; %s", f"{finished:,}", f"{total:,}", what, rest)
     counts = EncodingCounts()
     started = time.perf_counter()
     with progress_bar(total, what, show_progress, initial=finished) as bar:
-        if min(processes, len(todo)) > 1:
-            from shortlist.retrieval.workers import encode_in_processes
-
-            encode_in_processes(
-                encoder, corpus, store, todo, min(processes, len(todo)), counts, bar.update, batch_tokens=batch_tokens
-            )
-        else:
-            for _, shard_counts in encode_shards(forward, corpus, store, todo, done=bar.update):
-                counts.merge(shard_counts)
+        run(todo, counts, bar.update)
     counts.seconds = time.perf_counter() - started
     if counts.texts:
-        counts.report(what, forward.max_length)
-    return store
+        counts.report(what, max_length)
 
 
 def encode_shards(
