@@ -131,10 +131,7 @@ def combine(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArra
     products = values * weights[:, None]
     if len(products) > 2:
         products.sort(axis=0)  # a sum of three depends on the order in its last bit
-    total = products[0].copy()
-    for row in products[1:]:
-        total += row
-    return total.astype(np.float32)
+    return products.sum(axis=0).astype(np.float32)
 
 
 def _in_order(scores: NDArray[np.float32], own: NDArray[np.float32]) -> NDArray[np.float32]:
