@@ -7,6 +7,8 @@ Python's own grammar read by `ast`, of which only comparisons of fields with val
 from __future__ import annotations
 
 import ast
+import keyword
+import re
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,10 +23,9 @@ _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
 }  # fmt: skip
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_GUIDE = (
-    "A filter compares fields with values: year >= 2010, 2000 <= year < 2010, lang in ['en', 'de'], 'law' in tags, "
-    "draft == True, year is None, joined with and, or, not and parentheses."
-)
+_GUIDE = "A filter reads like: 2000 <= year < 2010 and (lang in ['en', 'de'] or 'law' in tags) and not draft."
+_OTHER_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+_OURS = {"and", "or", "not", "in", "is", "True", "False", "None"}
 
 
 @lru_cache(maxsize=256)
@@ -50,8 +51,8 @@ def parse_filter(expression: str) -> Filter:
             # Parentheses, so that an expression may run over several lines.
             tree = ast.parse(f"({text}\n)", mode="eval")
     except SyntaxError as error:
-        # The line number is right and the first line is one character longer than the user's.
-        raise _refusal(text, error.lineno or 1, (error.offset or 1) - 1, "is not understood") from None
+        place = _place(text, error.lineno or 1, (error.offset or 1) - 1)
+        raise ConfigError(f"the filter {text!r:.300} is not understood ({place}){_hint(text)}. {_GUIDE}") from None
     except (ValueError, RecursionError, MemoryError):
         raise ConfigError(
             f"the filter {text!r:.200} is nested too deeply or holds a null character. {_GUIDE}"
@@ -98,8 +99,11 @@ class _Reader:
     def _comparison(self, left: ast.expr, op: str, right: ast.expr) -> Filter:
         name, other = self._name(left), self._name(right)
         if name is not None and other is not None:
-            raise self._refused(right, f"is a second field; {name!r} can only be compared with values")
+            raise self._refused(right, f"would be another field; compare {name!r} with a value, a text in quotes")
         if name is None and other is None:
+            for node in (left, right):
+                if not isinstance(node, (ast.Constant, ast.List, ast.Tuple, ast.Set)):
+                    self._value(node)
             raise self._refused(left, "is compared with no field: a comparison needs a field on one side")
         if op in ("is", "is not"):
             value = right if name is not None else left
@@ -110,12 +114,10 @@ class _Reader:
         if op in ("in", "not in"):
             if other is not None:  # 'law' in tags: the list field holds the value
                 return self._made(left, other, "==" if op == "in" else "!=", self._value(left))
-            assert name is not None
-            return self._made(right, name, op, self._values(right))
-        if name is None:
-            assert other is not None
+            return self._made(right, name or "", op, self._values(right))
+        if other is not None:
             return self._made(left, other, _MIRRORED[op], self._value(left))
-        return self._made(right, name, op, self._value(right))
+        return self._made(right, name or "", op, self._value(right))
 
     def _made(self, node: ast.expr, name: str, op: str, value: Any) -> Filter:
         try:
@@ -126,6 +128,8 @@ class _Reader:
     def _name(self, node: ast.expr) -> str | None:
         """The field that a node names, None where it names none."""
         if isinstance(node, ast.Name):
+            if node.id in _OTHER_WORDS:
+                raise self._refused(node, f"is written {_OTHER_WORDS[node.id]}")
             return node.id
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "field":
             arguments = node.args
@@ -159,22 +163,32 @@ class _Reader:
 
     def _where(self, node: ast.expr) -> str:
         source = ast.get_source_segment(f"({self._text}\n)", node) or ""
-        return f"filter {self._text!r:.300}, {_place(self._text, node.lineno, node.col_offset)}: {source!r:.80}"
+        line = f"({self._text}".split("\n")[node.lineno - 1]
+        column = len(line.encode()[: node.col_offset].decode(errors="ignore"))
+        return f"filter {self._text!r:.300}, {_place(self._text, node.lineno, column)}: {source!r:.80}"
 
 
 def _place(text: str, line: int, column: int) -> str:
-    """`character 7`, or `line 2, character 3` where there are several lines; `column` counts bytes from 0."""
-    first = text.split("\n")[0]
+    """`character 7`, or `line 2, character 3` where there are several lines; `column` counts characters from 0."""
     if line > text.count("\n") + 1:
         return "at its end"
-    if line == 1:
-        # The parenthesis that was put before the text is one byte.
-        column = len(first.encode()[: max(0, column - 1)].decode(errors="ignore"))
-    return f"character {column + 1}" if "\n" not in text else f"line {line}, character {column + 1}"
+    # The parenthesis that was put before the text is a character of its first line.
+    character = max(1, column + (line > 1))
+    return f"character {character}" if "\n" not in text else f"line {line}, character {character}"
 
 
-def _refusal(text: str, line: int, column: int, why: str) -> ConfigError:
-    return ConfigError(f"the filter {text!r:.300} {why} ({_place(text, line, column)}). {_GUIDE}")
+def _hint(text: str) -> str:
+    """What a slip in the grammar most often is."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text)
+    if re.search(r"(?<![=!<>])=(?!=)", bare):
+        return "; equality is written =="
+    words = re.findall(r"\w+", bare)
+    for word in words:
+        if word.lower() in _OURS and word not in _OURS or bare.count("&&") or bare.count("||"):
+            return "; write and, or, not, in and is in lower case"
+        if keyword.iskeyword(word) and word not in _OURS:
+            return f"; a field of that name is written field({word!r})"
+    return ""
 
 
 _WHATS: tuple[tuple[type[ast.AST], Callable[[Any], str]], ...] = (

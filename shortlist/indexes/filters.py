@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError
+from shortlist.indexes.fields import ID
 from shortlist.types import string_id
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from shortlist.indexes.ids import IdTable
 
 Mask = NDArray[np.bool_]
-ID = "id"
 
 _CACHED_MASKS, _CACHED_BYTES = 16, 256 << 20  # an index
 _NUMBERS = ("int", "float")
@@ -213,11 +213,11 @@ class Comparison(Filter):
             self._check("string", values)
             if self.op in ("==", "in"):
                 return Ids(frozenset(values))._evaluate(index)
-            return _matches(index._ids.chunks(), len(index._ids), "string", self.op, values)
+            return _matches(index._ids.column(), len(index._ids), "string", self.op, values)
         store = _column_store(index, self.name, self)
         kind = store.types[self.name]
         self._check(kind, values)
-        return _matches(store.chunks(self.name), len(index._ids), kind, self.op, values)
+        return _matches(store.column(self.name), len(index._ids), kind, self.op, values)
 
     def _check(self, kind: str, values: tuple[Any, ...]) -> None:
         """Refuse a comparison that can only be a mistake: of another type than the field, or an order of bools."""
@@ -255,10 +255,8 @@ class Known(Filter):
         mask = np.zeros(len(index._ids), bool)
         if self.name == ID:
             return ~mask
-        start = 0
-        for chunk in _column_store(index, self.name, self).chunks(self.name):
-            mask[start : start + len(chunk)] = chunk.is_valid().to_numpy(zero_copy_only=False)
-            start += len(chunk)
+        for start, array in _column_store(index, self.name, self).column(self.name):
+            mask[start : start + len(array)] = array.is_valid().to_numpy(zero_copy_only=False)
         return mask
 
     def names(self) -> frozenset[str]:
@@ -411,25 +409,24 @@ def _column_store(index: Filterable, name: str, shown: Filter) -> FieldStore:
     return store
 
 
-def _matches(chunks: Iterable[Any], length: int, kind: str, op: str, values: tuple[Any, ...]) -> Mask:
-    """The mask of one comparison over the Arrow arrays of a column, which follow one another from position 0."""
+def _matches(column: Iterable[tuple[int, Any]], length: int, kind: str, op: str, values: tuple[Any, ...]) -> Mask:
+    """The mask of one comparison over the Arrow arrays of a column, each with its first position."""
     test = _tester(kind.removeprefix("list of "), op, values)
     mask = np.zeros(length, bool)
-    start = 0
-    for chunk in chunks:
-        part = mask[start : start + len(chunk)]
-        start += len(chunk)
-        if chunk.null_count == len(chunk):
+    for start, array in column:
+        part = mask[start : start + len(array)]
+        if array.null_count == len(array):
             continue
         if kind.startswith("list of "):
-            offsets = chunk.offsets.to_numpy()
-            hits = np.concatenate([[0], np.cumsum(test(chunk.values))])
+            offsets = array.offsets.to_numpy()
+            # Lists that hold nothing have no type to compare with.
+            hits = np.concatenate([[0], np.cumsum(test(array.values) if len(array.values) else [])])
             held = hits[offsets[1:]] > hits[offsets[:-1]]
             part[:] = held ^ (op in ("!=", "not in"))
         else:
-            part[:] = test(chunk) ^ (op in ("!=", "not in"))
-        if chunk.null_count:
-            part &= chunk.is_valid().to_numpy(zero_copy_only=False)
+            part[:] = test(array) ^ (op in ("!=", "not in"))
+        if array.null_count:
+            part &= array.is_valid().to_numpy(zero_copy_only=False)
     return mask
 
 

@@ -235,14 +235,14 @@ class IdTable:
                 taken.extend(self._parts[number].few((position - starts[number],)))
         return taken
 
-    def chunks(self) -> Iterator[pa.LargeStringArray]:
-        """All ids as Arrow arrays, one after another, removed ones included."""
+    def column(self) -> Iterator[tuple[int, pa.LargeStringArray]]:
+        """All ids as Arrow arrays, each with the position where it begins; removed ones included."""
         import pyarrow as pa
 
-        for part in self._parts:
-            yield part.array()
+        for start, part in zip(self._starts, self._parts, strict=True):
+            yield start, part.array()
         if self._used:
-            yield pa.array(self._tail[: self._used], pa.large_string())
+            yield self._mapped, pa.array(self._tail[: self._used], pa.large_string())
 
     def find(self, ids: Sequence[str]) -> Positions:
         """Position of each of `ids`, −1 where it is not there."""
