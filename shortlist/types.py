@@ -271,6 +271,24 @@ def check_k(k: int) -> int:
     return int(k)
 
 
+def named_queries(queries: Texts) -> dict[str, str]:
+    """Queries as id → text; a text or a list gets positions from "0" as ids. DataError for what is not text."""
+    if isinstance(queries, str):
+        queries = [queries]
+    if not isinstance(queries, Iterable):
+        raise DataError(f"queries are a text, a list of texts or a mapping id → text; found {type(queries).__name__}.")
+    pairs: Iterable[tuple[Any, Any]] = queries.items() if isinstance(queries, Mapping) else enumerate(queries)
+    named: dict[str, str] = {}
+    for query, text in pairs:
+        if not isinstance(text, str):
+            raise DataError(f"query {query!r} is a {type(text).__name__}; expected its text as a string.")
+        id = string_id(query, "query")
+        if id in named:
+            raise DataError(f"query id {id!r} is there twice, as a string and as an integer; keep one.")
+        named[id] = text
+    return named
+
+
 def left_out(query: str, exclude_self: bool, filters: Mapping[str, Iterable[str]] | None) -> set[str]:
     """The documents that a query's list may not hold: its filtered ones, and its own id where that is asked for."""
     out = set(filters.get(query, ())) if filters else set()

@@ -28,7 +28,7 @@ from shortlist.data import Corpus
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import atomic_directory, write_json
 from shortlist.indexes.ids import IdTable, IdWriter
-from shortlist.types import Run, Texts, check_k, left_out, rank_order, string_id
+from shortlist.types import Run, Texts, check_k, left_out, named_queries, rank_order
 
 logger = logging.getLogger(__name__)
 # bm25s sets its own logger to DEBUG at import, which would pass every handler of the application.
@@ -267,24 +267,6 @@ class LexicalRetriever:
         analyzer = Analyzer(stemmer=manifest["stemmer"], stopwords=manifest["stopwords"])
         scorer = bm25s.BM25.load(directory, mmap=True, show_progress=False)
         return cls(scorer, IdTable.open(directory), analyzer, template=manifest["template"])
-
-
-def named_queries(queries: Texts) -> dict[str, str]:
-    """Queries as id → text; a text or a list gets positions from "0" as ids. DataError for what is not text."""
-    if isinstance(queries, str):
-        queries = [queries]
-    if not isinstance(queries, Iterable):
-        raise DataError(f"queries are a text, a list of texts or a mapping id → text; found {type(queries).__name__}.")
-    pairs: Iterable[tuple[Any, Any]] = queries.items() if isinstance(queries, Mapping) else enumerate(queries)
-    named: dict[str, str] = {}
-    for query, text in pairs:
-        if not isinstance(text, str):
-            raise DataError(f"query {query!r} is a {type(text).__name__}; expected its text as a string.")
-        id = string_id(query, "query")
-        if id in named:
-            raise DataError(f"query id {id!r} is there twice, as a string and as an integer; keep one.")
-        named[id] = text
-    return named
 
 
 class _TermNumbers(dict[str, int]):
