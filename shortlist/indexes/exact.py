@@ -1,25 +1,22 @@
-"""Exact search with torch on any device: every score is computed, in chunks within a memory budget."""
+"""Exact search with torch on any device: every score is computed, over float32 vectors or over compressed codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shortlist.devices import resolve_device
+from shortlist.errors import ConfigError
 from shortlist.indexes.base import VectorIndex
 from shortlist.indexes.blocks import VectorBlocks, Vectors
-from shortlist.indexes.topk import TopK
-
-_QUERIES = 1024  # queries scored together
-_CPU_SCORES = 4 << 20  # scores of one chunk; 16 MB stay in cache between the product and the filter
-_DEVICE_SCORES = 128 << 20
-# Matrix products add up in another order in the last columns of a width that fills no whole tile. With widths of
-# whole tiles equal vectors get equal scores wherever they stand, so that the tie rule can order them.
-_EQUAL_WIDTH = 64
+from shortlist.indexes.codes import Codes
+from shortlist.indexes.compressed import scan_codes
+from shortlist.indexes.scan import QUERIES, DeviceBlocks, scan
+from shortlist.indexes.specs import DTYPES
 
 
 class ExactIndex(VectorIndex):
@@ -28,25 +25,60 @@ class ExactIndex(VectorIndex):
     The default kind: nothing to tune, add and remove at once, results equal to a full sort under the package's tie
     rule. Scanning costs docs × dim multiplications a query; prefer an approximate `FaissIndex` when that is too slow.
 
+    With another `dtype` compressed codes are scanned, and what an error bound cannot exclude is scored again from the
+    float32 vectors: the results are the same. It pays where vectors are read from disk or must fit on a GPU; on a CPU
+    with all vectors in memory float32 is as fast.
+
     Args:
         dim: length of a vector.
         metric: "ip", the inner product; cosine when the vectors are normalised.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps".
+        dtype: what is scanned: "float32", "float16", "bfloat16" or "int8".
+        resident: whether what is scanned stays on the device between searches; None: on CUDA, as far as it fits.
+
+    Raises:
+        ConfigError: an unknown dtype, metric or device.
     """
 
     kind = "exact"
     _only_vectors = True
     metrics = ("ip",)
 
-    def __init__(self, dim: int, *, metric: str = "ip", device: str = "auto"):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        metric: str = "ip",
+        device: str = "auto",
+        dtype: str = "float32",
+        resident: bool | None = None,
+    ):
         super().__init__(dim, metric=metric)
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)} for ExactIndex.")
         self.device = resolve_device(device)
+        self.dtype = dtype
+        self._resident = resident
         self._vectors = VectorBlocks(self.dim)
         self._base = self._vectors  # what was opened as the base: the tail is held beside it
+        self._codes: Codes | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Start anew with what was derived from the vectors: codes, and copies on the device."""
+        self._codes = None if self.dtype == "float32" else Codes(self.dim, self.dtype)
+        self._held = DeviceBlocks(self.device, keep=self._resident)
 
     def vectors(self) -> Iterator[NDArray[np.float32]]:
         """The stored vectors in order, removed ones included, as views of at most one shard each."""
         return self._vectors.views()
+
+    def _settings(self) -> dict[str, Any]:
+        return {"dtype": self.dtype}
+
+    @classmethod
+    def _open_options(cls, manifest: dict[str, Any]) -> dict[str, Any]:
+        return {"dtype": manifest.get("dtype", "float32")}
 
     def _append(self, vectors: Vectors) -> None:
         self._vectors.append(vectors)
@@ -60,95 +92,49 @@ class ExactIndex(VectorIndex):
     def _scan(
         self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-        parts = [
-            self._scan_block(queries[start : start + _QUERIES], k, allowed)
-            for start in range(0, len(queries), _QUERIES)
-        ]
+        if self._codes is None:
+            return self._scan_vectors(queries, k, allowed, self._held)
+        self._codes.extend(self._vectors)
+        parts = []
+        for start in range(0, len(queries), QUERIES):
+            block = queries[start : start + QUERIES]
+            found = scan_codes(block, k, self._codes, self._vectors, self._ids.take, allowed=allowed, held=self._held)
+            if found is None:
+                # Too many vectors alike to tell apart by their codes.
+                found = self._scan_vectors(block, k, allowed, DeviceBlocks(self.device, keep=False))
+            parts.append(found)
         positions, scores, counts = (np.concatenate(part) for part in zip(*parts, strict=True))
         return positions, scores, counts
 
-    @torch.inference_mode()
-    def _scan_block(
-        self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
+    def _scan_vectors(
+        self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None, held: DeviceBlocks
     ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-        left = torch.from_numpy(queries).to(self.device)
-        budget = _CPU_SCORES if self.device.type == "cpu" else _DEVICE_SCORES
-        room = torch.empty(max(budget, _EQUAL_WIDTH * len(queries)), dtype=torch.float32, device=self.device)
-        best = TopK(len(queries), k, self._ids.take)
-        for offset, chunk in self._chunks(max(_EQUAL_WIDTH, budget // len(queries) // _EQUAL_WIDTH * _EQUAL_WIDTH)):
-            size = len(chunk)
-            right = torch.from_numpy(chunk if not size % _EQUAL_WIDTH else _padded(chunk)).to(self.device)
-            scores = room[: len(queries) * len(right)].view(len(queries), len(right))
-            torch.mm(left, right.T, out=scores)
-            scores[:, size:] = -torch.inf
-            if allowed is not None and not (here := allowed[offset : offset + size]).all():
-                scores[:, :size][:, torch.from_numpy(~here).to(self.device)] = -torch.inf
-            best.add(*_candidates(scores, best, offset))
-        return best.finish()
+        return scan(queries, k, list(self.vectors()), self._ids.take, allowed=allowed, held=held)
 
-    def _chunks(self, size: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Offset and vectors of pieces of at most `size`, a multiple of _EQUAL_WIDTH but for the tail of a block."""
-        offset = 0
-        for vectors in self.vectors():
-            even = len(vectors) // _EQUAL_WIDTH * _EQUAL_WIDTH
-            for start in range(0, even, size):
-                yield offset + start, vectors[start : min(start + size, even)]
-            if even < len(vectors):
-                yield offset + even, vectors[even:]
-            offset += len(vectors)
+    def _write_base(self, directory: Path) -> None:
+        if self._codes is not None:
+            self._codes.write(directory, self._base)
 
     def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
         if vectors is not None:
             self._base = self._vectors = vectors
+            self._forget()
+            if self._codes is not None:
+                self._codes.open(segment, count)
 
     def _open_tail(self, blocks: VectorBlocks) -> None:
         vectors = VectorBlocks(self.dim)
         vectors.extend(self._base)
         vectors.extend(blocks)
         self._vectors = vectors
+        self._held = DeviceBlocks(self.device, keep=self._resident)
+        if self._codes is not None:
+            self._codes.cut(len(self._base))
 
     def _clear(self) -> None:
         self._base = self._vectors = VectorBlocks(self.dim)
+        self._forget()
 
     def _build_base(self, vectors: VectorBlocks) -> None:
         self._base = self._vectors = vectors
-
-
-def _padded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A tail of a block with rows of zeros up to _EQUAL_WIDTH."""
-    return np.pad(vectors, ((0, _EQUAL_WIDTH - len(vectors)), (0, 0)))
-
-
-def _candidates(
-    scores: torch.Tensor, best: TopK, offset: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Rows, positions and scores of what may still enter the top k, from a block of scores `(queries, docs)`."""
-    thresholds = torch.from_numpy(best.thresholds).to(scores.device)
-    if not best.filled and scores.shape[1] > best.k:
-        thresholds = torch.maximum(thresholds, _kth_bound(scores, best.k))
-    if scores.device.type == "cpu":
-        # numpy finds the few hits of a large comparison several times faster than torch does on a CPU.
-        block = scores.numpy()
-        flat = _hits(block >= thresholds.numpy()[:, None])
-        values = block.reshape(-1)[flat]
-    else:
-        found = (scores >= thresholds[:, None]).view(-1).nonzero().view(-1)
-        flat, values = found.cpu().numpy(), scores.view(-1)[found].cpu().numpy()
-    rows, columns = np.divmod(flat, scores.shape[1])
-    return rows, columns + offset, values
-
-
-def _kth_bound(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """A score that at least `k` of each row reach, `(queries,)`: exact for large k, else a close lower bound.
-
-    The k-th best of the maxima of 16 columns each costs a fraction of the k-th best of all columns.
-    """
-    groups = scores.view(len(scores), 16, -1).amax(dim=1)
-    return (groups if groups.shape[1] >= k else scores).topk(k, dim=1, sorted=False).values.amin(dim=1)
-
-
-def _hits(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Flat positions of the few True in a mask whose size is a multiple of 8, looking at 8 at a time."""
-    words = np.flatnonzero(mask.reshape(-1).view(np.uint64) != 0)
-    inside = np.flatnonzero(mask.reshape(-1, 8)[words])
-    return words[inside >> 3] * 8 + (inside & 7)
+        self._forget()

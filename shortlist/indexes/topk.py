@@ -57,6 +57,10 @@ class TopK:
         if not self.filled or self._pending_size * 2 >= self._scores.size:
             self._merge()
 
+    def settle(self) -> None:
+        """Take in what was offered but waits, so that `thresholds` are those of everything offered."""
+        self._merge()
+
     def finish(self) -> tuple[Positions, Floats, NDArray[np.int64]]:
         """Positions and scores `(queries, k)` in ranked order, and the number of entries of each query.
 

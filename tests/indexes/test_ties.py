@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shortlist import ExactIndex, FaissIndex
-from shortlist.indexes import exact, topk
+from shortlist.indexes import scan, topk
 from shortlist.types import rank_order
 
 KINDS = [ExactIndex, FaissIndex]
@@ -19,7 +19,7 @@ def brute_force(ids, documents, query, k):
 @pytest.mark.parametrize("waiting", [4, 1 << 20])
 def test_ties_at_the_boundary_are_resolved_by_descending_id(kind, waiting, monkeypatch):
     # user-reports J: ties came back in descending position
-    monkeypatch.setattr(exact, "_CPU_SCORES", 256)
+    monkeypatch.setattr(scan, "_CPU_SCORES", 256)
     monkeypatch.setattr(topk, "_MAX_TIED", waiting)
     generator = np.random.default_rng(3)
     for _ in range(20):
@@ -45,7 +45,7 @@ def test_an_index_of_equal_vectors_returns_the_highest_ids(kind):
 @pytest.mark.parametrize("queries", [1, 2, 7, 200])
 def test_equal_vectors_get_equal_scores_wherever_they_stand(queries, monkeypatch):
     # The same text under many ids must tie, or its order would depend on where a chunk ends.
-    monkeypatch.setattr(exact, "_CPU_SCORES", 64 * 40 * queries)
+    monkeypatch.setattr(scan, "_CPU_SCORES", 64 * 40 * queries)
     generator = np.random.default_rng(1)
     base = generator.standard_normal((517, 48)).astype(np.float32)
     index = ExactIndex(48, device="cpu")
