@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from shortlist.retrieval import DualEncoder as DualEncoder
     from shortlist.retrieval import LexicalRetriever as LexicalRetriever
     from shortlist.retrieval import Retriever as Retriever
+    from shortlist.retrieval import fuse as fuse
+    from shortlist.retrieval import roll_up as roll_up
+    from shortlist.retrieval import tune_weights as tune_weights
     from shortlist.retrieval.mining import mine_hard_negatives as mine_hard_negatives
     from shortlist.types import Qrels as Qrels
     from shortlist.types import Ranked as Ranked
@@ -35,6 +38,9 @@ __getattr__, __all__ = lazy_names(
         "DualEncoder": "retrieval",
         "LexicalRetriever": "retrieval",
         "Retriever": "retrieval",
+        "fuse": "retrieval",
+        "roll_up": "retrieval",
+        "tune_weights": "retrieval",
         "mine_hard_negatives": "retrieval.mining",
         "Qrels": "types",
         "Ranked": "types",
