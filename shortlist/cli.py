@@ -147,6 +147,32 @@ def index(
 
 
 @app.command()
+def export(
+    index: Annotated[Path, typer.Argument(help="Directory made by `index`.")],
+    to: Annotated[
+        str, typer.Option("--to", help="npy, jsonl, parquet, qdrant, milvus, lancedb, opensearch or pgvector.")
+    ],
+    output: Output,
+    documents: Annotated[
+        bool, typer.Option("--documents/--no-documents", help="Write titles, texts and fields too.")
+    ] = True,
+    name: Annotated[str, typer.Option("--name", help="Collection or table that LOAD.md makes.")] = "documents",
+    gzip: Annotated[bool, typer.Option("--gzip/--no-gzip", help="Compress, for jsonl.")] = False,
+    reconstruct: Annotated[
+        bool, typer.Option("--reconstruct/--no-reconstruct", help="Accept approximate vectors of a compressed index.")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write an index for another engine. The output holds the files that its loader takes, and LOAD.md says how."""
+    from shortlist.commands.export import export as run
+
+    run(
+        index=index, to=to, output=output, store_documents=documents, name=name, gzip=gzip, reconstruct=reconstruct,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
 def search(
     index: Annotated[Path | None, typer.Option("--index", help="Directory made by `index`.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Dual encoder (default: the index's own).")] = None,
