@@ -121,8 +121,9 @@ def index(
     output: Output,
     model: Annotated[str, typer.Option("--model", help="Folder or name of a dual encoder.")] = STATIC_MODEL,
     vectors: Annotated[Path | None, typer.Option("--vectors", help="Output of `encode`, instead of encoding.")] = None,
-    kind: Annotated[str, typer.Option("--kind", help="exact or faiss.")] = "exact",
-    factory: Annotated[str, typer.Option("--factory", help="FAISS factory string, for --kind faiss.")] = "Flat",
+    index: Annotated[
+        str, typer.Option("--index", help="What to build: exact, hnsw, ivf-pq …, or a FAISS factory string.")
+    ] = "exact",
     documents: Annotated[
         bool, typer.Option("--documents/--no-documents", help="Store titles and texts, for snippets.")
     ] = True,
@@ -140,7 +141,7 @@ def index(
     from shortlist.commands.index import index as run
 
     run(
-        model=model, data=data, output=output, vectors=vectors, kind=kind, factory=factory, store_documents=documents,
+        model=model, data=data, output=output, vectors=vectors, index=index, store_documents=documents,
         frequency_prior=frequency_prior, device=device, dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty,
         on_error=on_error, overwrite=overwrite,
     )  # fmt: skip

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import gzip
 import hashlib
 import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from shortlist.errors import OutputExistsError, ShortlistError
+
+# Of Linux's renameat2: paths are relative to the working directory; both exist and change places.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
@@ -99,6 +105,7 @@ def atomic_directory(path: str | os.PathLike[str], *, overwrite: bool = False) -
     refuse_existing(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp.", dir=target.parent))
+    old = temporary.with_name(temporary.name + ".old")
     try:
         yield temporary
         os.chmod(temporary, 0o777 & ~umask())
@@ -106,16 +113,54 @@ def atomic_directory(path: str | os.PathLike[str], *, overwrite: bool = False) -
             if file.is_file():
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
+            elif file.is_dir():
+                fsync_directory(file)
+        fsync_directory(temporary)
         if target.exists():
-            # Two renames: between them the old content stands under its hidden name, never deleted first.
-            old = temporary.with_name(temporary.name + ".old")
-            os.replace(target, old)
-            os.replace(temporary, target)
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+            if not exchange(temporary, target):
+                # Two renames: between them the old content stands under its hidden name, never deleted first.
+                os.replace(target, old)
+                try:
+                    os.replace(temporary, target)
+                except OSError:
+                    os.replace(old, target)
+                    raise
         else:
             os.replace(temporary, target)
+        fsync_directory(target.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        # After an exchange the old content has the temporary name.
+        for left in (temporary, old) if target.exists() else (temporary,):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Let two paths change places in one step; False where the system or file system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    return bool(rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0)
+
+
+def fsync_directory(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # file systems that have no such thing
+            raise
+    finally:
+        os.close(handle)
 
 
 def refuse_existing(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -3,9 +3,11 @@
 import errno
 import gzip
 import os
+import sys
 
 import pytest
 
+from shortlist import files
 from shortlist.errors import OutputExistsError, ShortlistError
 from shortlist.files import atomic_directory, atomic_open, atomic_path, refuse_existing, sha256, write_json
 
@@ -41,6 +43,44 @@ def test_a_directory_takes_its_place_only_when_complete(tmp_path):
     with atomic_directory(target, overwrite=True) as part:
         (part / "y").write_text("two")
     assert [path.name for path in target.iterdir()] == ["y"] and list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+@pytest.mark.parametrize("old", ["folder", "file"])
+def test_a_directory_replaces_what_is_there_in_one_step_or_in_two(exchanged, old, tmp_path, monkeypatch):
+    if not exchanged:
+        monkeypatch.setattr(files, "exchange", lambda first, second: False)
+    target = tmp_path / "out"
+    if old == "folder":
+        target.mkdir()
+        (target / "x").write_text("old")
+    else:
+        target.write_text("old")
+    seen = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (replace(*paths), seen.append(target.exists())))
+    with atomic_directory(target, overwrite=True) as part:
+        (part / "inner").mkdir()
+        (part / "inner" / "y").write_text("new")
+    assert (target / "inner" / "y").read_text() == "new" and list(tmp_path.iterdir()) == [target]
+    assert all(seen) or not (exchanged and sys.platform.startswith("linux"))
+
+
+def test_a_directory_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "exchange", lambda first, second: False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").write_text("old")
+    replace = os.replace
+
+    def refuse(first, second):
+        if str(first).endswith(".old") or not str(second).endswith("out"):
+            return replace(first, second)
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="broken"), atomic_directory(tmp_path / "out", overwrite=True) as part:
+        (part / "x").write_text("new")
+    assert (tmp_path / "out" / "x").read_text() == "old" and list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
 def test_an_empty_directory_is_not_an_output(tmp_path):

@@ -12,8 +12,8 @@ from typing import Any
 
 from shortlist.data import Collection, load_collection
 from shortlist.errors import ConfigError, DataError, MissingInputError
-from shortlist.files import refuse_existing
-from shortlist.indexes import INDEXES, FrequencyPrior, build_index, model_record
+from shortlist.indexes import FrequencyPrior, build_index, model_record, new_index
+from shortlist.indexes.directory import refuse_output
 from shortlist.indexes.frequency import check_inner_product
 from shortlist.manifest import run_manifest
 from shortlist.metrics import count_labels
@@ -31,8 +31,7 @@ def index(
     output: str | os.PathLike[str],
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     vectors: str | os.PathLike[str] | None = None,
-    kind: str = "exact",
-    factory: str = "Flat",
+    index: str = "exact",
     store_documents: bool = True,
     frequency_prior: str | None = None,
     device: str = "auto",
@@ -52,8 +51,7 @@ def index(
         output: index directory to write.
         model: path or name of a dual encoder.
         vectors: output of `shortlist encode`, indexed instead of encoding; its files are copied, not changed.
-        kind: "exact" or "faiss".
-        factory: faiss factory string, for kind "faiss".
+        index: what to build, such as "exact", "hnsw" or a faiss factory string (see `shortlist.indexes.specs`).
         store_documents: keep titles and texts beside the vectors, for showing results.
         frequency_prior: a split whose labels are counted; the log of each document's share is stored as one more
             coordinate, which `search --frequency-bias` weighs.
@@ -66,16 +64,12 @@ def index(
     """
     started = time.perf_counter()
     target = Path(output)
-    refuse_existing(target, overwrite=overwrite)
-    if kind not in INDEXES:
-        raise ConfigError(f"index kind {kind!r} is unknown; expected {' or '.join(INDEXES)}.")
-    if kind != "faiss" and factory != "Flat":
-        raise ConfigError(f"factory {factory!r} is for --kind faiss; the kind is {kind!r}.")
+    refuse_output(target, overwrite=overwrite)
     partial = target.with_name(target.name + ".partial")
     prior = None
     if vectors is None:
         encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
-        _check_factory(kind, encoder.dim, factory, prior=frequency_prior is not None)
+        _check_spec(index, encoder.dim, prior=frequency_prior is not None)
         collection = load_collection(data, on_empty=on_empty, on_error=on_error)
         if frequency_prior is not None:
             prior = count_prior(collection, frequency_prior, encoder.temperature)
@@ -83,7 +77,7 @@ def index(
         record = _located(model_record(encoder, name=str(model)), model, target)
     else:
         store = VectorStore.open(vectors)
-        _check_factory(kind, store.dim, factory, prior=frequency_prior is not None)
+        _check_spec(index, store.dim, prior=frequency_prior is not None)
         collection = load_collection(data, on_empty=on_empty, on_error=on_error)
         record, temperature = _stored_record(store, Path(vectors), model, target)
         if frequency_prior is not None:
@@ -94,8 +88,8 @@ def index(
             target,
             _blocks(store),
             dim=store.dim,
-            kind=kind,
-            factory=factory,
+            spec=index,
+            count=len(store),
             model=record,
             provenance=run_manifest(
                 data=collection.name, corpus=collection.corpus.fingerprint, checksums=collection.checksums()
@@ -110,14 +104,14 @@ def index(
     if vectors is None:
         shutil.rmtree(partial)
     seconds = time.perf_counter() - started
-    size = sum(file.stat().st_size for file in target.iterdir())
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     logger.info(
         "%s holds %s documents in %s bytes; %.1f s, %s documents a second",
         target, f"{count:,}", f"{size:,}", seconds, f"{count / seconds:,.0f}",
     )  # fmt: skip
     return {
         "output": str(target),
-        "kind": kind,
+        "index": index,
         "documents": count,
         "dim": store.dim,
         "bytes": size,
@@ -147,12 +141,11 @@ def count_prior(collection: Collection, split: str, temperature: float | None) -
     return prior
 
 
-def _check_factory(kind: str, dim: int, factory: str, *, prior: bool) -> None:
-    """A wrong factory must fail before hours of encoding."""
-    if kind == "faiss":
-        index = INDEXES[kind](dim + prior, factory=factory)  # type: ignore[call-arg]
-        if prior:
-            check_inner_product(index)
+def _check_spec(spec: str, dim: int, *, prior: bool) -> None:
+    """A wrong spec must fail before hours of encoding."""
+    empty = new_index(spec, dim + prior)
+    if prior:
+        check_inner_product(empty)
 
 
 def _encode(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shortlist.indexes.faiss import FaissIndex as FaissIndex
     from shortlist.indexes.frequency import FrequencyPrior as FrequencyPrior
     from shortlist.indexes.kinds import INDEXES as INDEXES
+    from shortlist.indexes.kinds import new_index as new_index
     from shortlist.indexes.kinds import open_index as open_index
     from shortlist.indexes.storage import read_manifest as read_manifest
     from shortlist.indexes.storage import verify as verify
@@ -26,6 +27,7 @@ __getattr__, __all__ = lazy_names(
         "FaissIndex": "faiss",
         "FrequencyPrior": "frequency",
         "INDEXES": "kinds",
+        "new_index": "kinds",
         "open_index": "kinds",
         "read_manifest": "storage",
         "verify": "storage",

@@ -1,33 +1,38 @@
-"""What every index kind shares: string ids, checked input, removal, saving and opening, results as (id, score).
+"""What every index kind shares: string ids, checked input, removal, documents, results as (id, score), and its files.
 
 A kind adds how vectors are kept (`_append`, `_vectors_at`), how they are scanned (`_scan`), and which files hold them
-beside the vectors (`_write_base`, `_open_base`, `_open_tail`).
+beside the vectors (`_write_base`, `_open_base`, `_open_tail`). Rules of a search are in `searching.py`, saving,
+opening and committing in `lifecycle.py`.
 """
 
 from __future__ import annotations
 
 import abc
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.errors import ConfigError, DataError, IndexMismatchError, NonFiniteError
-from shortlist.files import atomic_directory, refuse_existing
+from shortlist.errors import ConfigError, DataError, IndexMismatchError
+from shortlist.indexes import lifecycle
 from shortlist.indexes.blocks import Block, VectorBlocks, Vectors
-from shortlist.indexes.documents import DocumentStore, DocumentWriter
+from shortlist.indexes.checks import as_vectors, check_documents, check_finite
+from shortlist.indexes.documents import DocumentStore
 from shortlist.indexes.frequency import FrequencyPrior, check_inner_product
-from shortlist.indexes.ids import IdTable, IdWriter, check_ids
-from shortlist.indexes.storage import REMOVED, ShardWriter, read_manifest, write_manifest
+from shortlist.indexes.ids import IdTable, check_ids
+from shortlist.indexes.searching import allowed_positions, search_index
+from shortlist.indexes.specs import RESCORE, SearchSettings
 from shortlist.types import check_k
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from typing_extensions import Self
+
+    from shortlist.indexes.fields import FieldStore
 
 SLICE = 16_384
 
@@ -35,12 +40,25 @@ SLICE = 16_384
 class VectorIndex(abc.ABC):
     """A searchable set of vectors `(docs, dim)` under string ids; see `ExactIndex` and `FaissIndex`.
 
-    `model` describes what made the vectors (fingerprint, name, prompts, lengths …); it is stored in the manifest and
-    checked by `Retriever`. `documents` is the optional store of titles and texts of an opened index.
+    A document has a position, its number in order of adding, which stays until the index is compacted.
+
+    Attributes:
+        model: what made the vectors (fingerprint, name, prompts, lengths …); stored in the manifest, checked by
+            `Retriever`.
+        documents: titles, texts and fields by position; None where none are stored.
+        frequency_prior: what the last coordinate of every vector is, if it is a frequency prior (see `frequency.py`).
+        tuning: what was measured when the search settings were chosen; stored in the manifest.
     """
 
     kind: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
+
+    # Whether `_vectors_at` gives the very vectors that were added, whose products are the scores.
+    lossless: bool = True
+    # Whether float32 shards are stored beside what `_write_base` writes.
+    _keeps_vectors: bool = True
+    # Whether stored vectors are all there is: no base file, so that saving can leave out what was removed.
+    _only_vectors: ClassVar[bool] = False
 
     def __init__(self, dim: int, *, metric: str = "ip"):
         whole = isinstance(dim, Real) and not isinstance(dim, bool) and 1 <= dim < 2**31 and int(dim) == dim
@@ -55,18 +73,14 @@ class VectorIndex(abc.ABC):
         self.metric = metric
         self.model: dict[str, Any] = {}
         self.documents: DocumentStore | None = None
-        # What the last coordinate of every vector is, if it is a frequency prior (see frequency.py).
         self.frequency_prior: dict[str, Any] | None = None
+        self.tuning: dict[str, Any] = {}
         self._ids = IdTable()
+        self._search_settings = SearchSettings()
+        self._spec: str | None = None  # as it was given, where it was
+        self._home: lifecycle.Home | None = None
 
     # What a kind provides.
-
-    # Whether `_vectors_at` gives the very vectors that were added.
-    lossless: bool = True
-    # Whether float32 shards are stored beside what `_write_base` writes.
-    _keeps_vectors: bool = True
-    # Whether stored vectors are all there is: no base file, so that saving can leave out what was removed.
-    _only_vectors: ClassVar[bool] = False
 
     @abc.abstractmethod
     def _append(self, vectors: Vectors) -> None:
@@ -110,7 +124,10 @@ class VectorIndex(abc.ABC):
 
     @abc.abstractmethod
     def _clear(self) -> None:
-        """Forget all vectors; what was learnt from them may stay."""
+        """Forget all vectors; what was learnt from them may stay.
+
+        Attributes are set to new objects and none is changed in place: a copy of the index keeps the old ones.
+        """
 
     def _build_base(self, vectors: VectorBlocks) -> None:
         """Replace all vectors by a base of `vectors`, which may lie on disk and be larger than memory.
@@ -130,6 +147,11 @@ class VectorIndex(abc.ABC):
 
     def _restore(self, manifest: dict[str, Any]) -> None:  # noqa: B027
         """Take back what `_settings` wrote."""
+
+    @classmethod
+    def _open_options(cls, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Constructor arguments of this kind that the manifest holds."""
+        return {}
 
     def transforms(self) -> list[str]:
         """What is done to vectors before their inner products are taken, by the names of this kind; here nothing."""
@@ -152,24 +174,83 @@ class VectorIndex(abc.ABC):
         return iter(self._ids)
 
     @property
+    def fields(self) -> FieldStore | None:
+        """The fields of the documents as columns, for filters; None where no documents are stored."""
+        return self.documents.fields if self.documents is not None else None
+
+    @property
+    def settings(self) -> SearchSettings:
+        """How thoroughly the index is searched; set it to change that from the next search on."""
+        return self._search_settings
+
+    @settings.setter
+    def settings(self, value: SearchSettings) -> None:
+        if not isinstance(value, SearchSettings):
+            raise ConfigError(
+                f"settings are {value!r}; expected SearchSettings, as in replace(index.settings, nprobe=32)."
+            )
+        self._search_settings = value
+
+    @property
+    def spec(self) -> str:
+        """What the index is, as one string (see `specs.py`)."""
+        if self._spec is not None:
+            return self._spec
+        settings = self._settings()
+        if "factory" in settings:
+            return f"{settings['factory']}{RESCORE if settings.get('rescore') else ''}"
+        dtype = settings.get("dtype", "float32")
+        return self.kind if dtype == "float32" else f"{self.kind}:{dtype}"
+
+    @property
     def manifest(self) -> dict[str, Any]:
-        """What the index is, as stored beside it: kind, metric, dim, count, dtype, model."""
+        """What the index is, as stored beside it: spec, kind, metric, dim, count, dtype, settings, model."""
+        normalised = self.model.get("normalise")
         return {
+            "spec": self.spec,
             "kind": self.kind,
             "metric": self.metric,
             "dim": self.dim,
             "count": len(self),
             "dtype": "float32",
+            **({"normalised": normalised} if isinstance(normalised, bool) else {}),
             **self._settings(),
             **({} if self.frequency_prior is None else {"frequency_prior": self.frequency_prior}),
+            "search": self.settings.record(),
+            **({"tuning": self.tuning} if self.tuning else {}),
             "model": self.model,
         }
 
-    def add(self, ids: Sequence[str], vectors: Any, *, replace: bool = False) -> None:
+    def stats(self) -> dict[str, Any]:
+        """Size and state: spec, count, removed, segments, generation, bytes on disk (None in memory), tail and more."""
+        stored = self._home.manifest if self._home is not None else None
+        size = sum(entry["bytes"] for entry in stored["files"].values()) if stored is not None else None
+        return {
+            "spec": self.spec,
+            "kind": self.kind,
+            "metric": self.metric,
+            "dim": self.dim,
+            "count": len(self),
+            "removed": self._ids.num_removed,
+            "segments": len(stored["segments"]) if stored is not None else 0,
+            "generation": stored["generation"] if stored is not None else 0,
+            "dtype": self.manifest["dtype"],
+            "bytes": size,
+            "bytes_per_vector": round(size / len(self), 1) if size is not None and len(self) else None,
+            "tail": len(self._ids) - self._base_size(),
+            "settings": self.settings.record(),
+            "model": self.model.get("name"),
+        }
+
+    def add(
+        self, ids: Sequence[str], vectors: Any, *, replace: bool = False, documents: Iterable[Any] | None = None
+    ) -> None:
         """Add `vectors` `(docs, dim)` under `ids`: all of them, or none if anything is wrong.
 
+        `documents` are records or mappings with id, title, text and metadata, one for each id, in the same order.
+
         Raises:
-            DataError: an id that is there already (unless `replace`), given twice, or empty.
+            DataError: an id that is there already (unless `replace`), given twice, or empty; documents of other ids.
             IndexMismatchError: vectors of another dimension.
             NonFiniteError: a NaN or infinity, naming the document.
         """
@@ -184,10 +265,25 @@ class VectorIndex(abc.ABC):
                 f"{int(there.sum())} of {len(checked)} ids are in the index already (for example {examples}); nothing "
                 "was added: pass replace=True to replace their vectors, or remove them first."
             )
-        # Vectors first: if a kind cannot take them, the ids stay as they were.
+        records = None
+        if documents is not None:
+            records = check_documents(documents, checked)
+            # One that cannot be stored is found before anything changes.
+            DocumentStore().append(records)
+        self._insert(checked, vectors, records)
+
+    def _insert(self, ids: list[str], vectors: Vectors, records: list[Any] | None) -> None:
+        """Add what was checked, in place of what has the same ids; None among `records` is a document not stored."""
+        found = self._ids.find(ids)
+        # Vectors first: if a kind cannot take them, the rest stays as it was.
         self._append(vectors)
-        self._ids.remove(found[there])
-        self._ids.append(checked)
+        if records is not None and self.documents is None:
+            self.documents = DocumentStore()
+            self.documents.skip(len(self._ids))
+        if self.documents is not None:
+            lifecycle.hold_documents(self.documents, records if records is not None else [None] * len(ids))
+        self._ids.remove(found[found >= 0])
+        self._ids.append(ids)
 
     def remove(self, ids: Iterable[str]) -> int:
         """Remove what is there of `ids`, ignore the rest; returns how many were removed."""
@@ -196,6 +292,15 @@ class VectorIndex(abc.ABC):
         found = found[found >= 0]
         self._ids.remove(found)
         return len(found)
+
+    def merge(self, other: VectorIndex, *, replace: bool = False) -> int:
+        """Add everything that is in `other`, documents too; returns how many vectors came in. All of it or nothing.
+
+        Raises:
+            IndexMismatchError: another dimension, metric, model or frequency prior.
+            DataError: an id that is in both (unless `replace`), or an index that compresses without its vectors.
+        """
+        return lifecycle.merge(self, other, replace=replace)
 
     def document(self, id: str) -> dict[str, Any] | None:
         """`{"id", "title", "text"}` of a document, None where the text was not stored with the index."""
@@ -210,7 +315,7 @@ class VectorIndex(abc.ABC):
         """The `k` best `(id, score)` of each query vector `(queries, dim)`, best first; ties by descending id.
 
         An index with fewer than `k` vectors returns what it has; an empty one returns empty lists. With a `filter`
-        only documents that pass it are searched, so that `k` come wherever `k` pass.
+        only documents that pass it are searched: `k` come wherever `k` pass.
 
         Args:
             vectors: query vectors.
@@ -218,7 +323,7 @@ class VectorIndex(abc.ABC):
             filter: a `Filter`, an expression such as "year >= 2010", or a collection of ids; None: everything.
 
         Raises:
-            ConfigError: k below 1.
+            ConfigError: k below 1, or a filter that does not fit the fields.
             IndexMismatchError: query vectors of another dimension.
             NonFiniteError: a NaN or infinity, naming the query by position.
         """
@@ -233,112 +338,69 @@ class VectorIndex(abc.ABC):
     def search_arrays(
         self, vectors: Any, k: int, filter: Any = None
     ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-        """`search` as arrays: positions and scores `(queries, min(k, len))`, and the number of results a query.
+        """`search` as arrays: positions and scores `(queries, width)`, and the number of results of each query.
 
-        `ids_at(positions)` gives the ids. Only the first `counts[row]` entries of a row are results; an approximate
-        index may find fewer than the width, and the rest then holds a position that no id has.
+        `width` is `k`, or less where fewer documents are there or pass the filter. `ids_at(positions)` gives the ids.
         """
         k = min(check_k(k), len(self))
         queries = self.check_vectors(vectors, queries=True)
         check_finite(queries, lambda row: f"the vector of the query at position {row}")
-        allowed = self._allowed(filter)
-        if allowed is not None:
+        allowed = allowed_positions(self, filter)
+        if allowed is not None and filter is not None:
             k = min(k, int(np.count_nonzero(allowed)))
         if not len(queries) or not k:
             empty = np.zeros((len(queries), 0))
             return empty.astype(np.int64), empty.astype(np.float32), np.zeros(len(queries), np.int64)
-        positions, scores, counts = self._scan(queries, k, allowed)
+        positions, scores, counts = search_index(self, queries, k, allowed)
         # −1 would silently mean "the last one" to whoever indexes with it.
         positions[positions < 0] = np.iinfo(np.int64).max
         return positions, scores, counts
-
-    def _allowed(self, filter: Any) -> NDArray[np.bool_] | None:
-        """Mask over all positions of what is there and passes `filter`; None if that is everything."""
-        removed = self._ids.removed_mask(0, len(self._ids))
-        if filter is None:
-            return None if removed is None else ~removed
-        mask: NDArray[np.bool_] = filter.mask(self)
-        return mask if removed is None else mask & ~removed
-
-    def vectors_at(self, positions: Any) -> Vectors:
-        """The vectors `(n, dim)` at `positions`; an index that compresses without keeping them gives the nearest."""
-        wanted = np.asarray(positions, np.int64).reshape(-1)
-        if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self._ids):
-            raise ConfigError(f"positions must lie between 0 and {len(self._ids) - 1}; found {int(wanted.max())}.")
-        return self._vectors_at(wanted)
-
-    def blocks(self, *, size: int = SLICE) -> Iterator[Block]:
-        """What is there, in order, `size` documents at a time: positions, ids and vectors."""
-        for start in range(0, len(self._ids), size):
-            positions = self._ids.present(start, min(start + size, len(self._ids)))
-            if len(positions):
-                yield Block(positions, self._ids.take(positions), self._vectors_at(positions))
 
     def ids_at(self, positions: Any) -> list[str]:
         """The ids at `positions` of `search_arrays`, flat."""
         return self._ids.take(np.asarray(positions, np.int64).reshape(-1))
 
+    def vectors_at(self, positions: Any) -> Vectors:
+        """The vectors `(n, dim)` at `positions`; an index that compresses without keeping them gives the nearest."""
+        wanted = np.asarray(positions, np.int64).reshape(-1)
+        outside = wanted[(wanted < 0) | (wanted >= len(self._ids))]
+        if len(outside):
+            raise ConfigError(f"there is no position {outside[0]}; the positions are 0 to {len(self._ids) - 1}.")
+        return self._vectors_at(wanted)
+
+    def blocks(self, *, size: int = SLICE) -> Iterator[Block]:
+        """What is there, in order, from at most `size` positions at a time: positions, ids and vectors."""
+        for start in range(0, len(self._ids), size):
+            positions = self._ids.present(start, min(start + size, len(self._ids)))
+            if len(positions):
+                yield Block(positions, self._ids.take(positions), self._vectors_at(positions))
+
     def check_vectors(self, vectors: Any, *, queries: bool = False) -> Vectors:
         """`vectors` as contiguous float32 `(n, dim)`; one vector may be given flat. Raises IndexMismatchError."""
-        if hasattr(vectors, "detach"):
-            vectors = vectors.detach().cpu().float().numpy()
-        try:
-            array = np.ascontiguousarray(vectors, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"vectors must be an array of numbers (n, {self.dim}): {error}.") from None
-        if array.ndim == 1 and len(array) == self.dim:
-            array = array[None]
-        if array.size == 0 and array.ndim <= 2 and (array.ndim < 2 or not len(array)):
-            return np.zeros((0, self.dim), np.float32)
-        if array.ndim != 2:
-            raise DataError(f"vectors have shape {array.shape}; expected two dimensions, (n, {self.dim}).")
+        array = as_vectors(vectors, self.dim)
         if array.shape[1] != self.dim:
             whose = "query vectors have" if queries else "vectors have"
+            name, fingerprint = self.model.get("name"), self.model.get("fingerprint")
+            model = f" (built with {name or 'a model'}, fingerprint {fingerprint})" if fingerprint else ""
             raise IndexMismatchError(
-                f"the {whose} {array.shape[1]} dimensions, the index{self._built_by()} has {self.dim}"
+                f"the {whose} {array.shape[1]} dimensions, the index{model} has {self.dim}"
                 f"{' with its frequency prior as the last' if self.frequency_prior is not None else ''}; "
                 "use the model that built the index, or build the index again."
             )
         return array
 
-    def _built_by(self) -> str:
-        name, fingerprint = self.model.get("name"), self.model.get("fingerprint")
-        return f" (built with {name or 'a model'}, fingerprint {fingerprint})" if fingerprint else ""
-
     # Files.
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the index as a directory (layout in `storage.py`) under a temporary name, then put it in place.
+        """Write the whole index to the directory `path` (layout in `storage.py`), which is complete or as it was.
 
-        Raises OutputExistsError if `path` exists and `overwrite` is false.
+        An index that was opened from `path` goes on from what it wrote.
+
+        Raises:
+            OutputExistsError: `path` exists and `overwrite` is false.
+            ShortlistError: another process is writing there.
         """
-        refuse_existing(Path(path), overwrite=overwrite)
-        with atomic_directory(path, overwrite=overwrite) as directory:
-            compacted = self._only_vectors
-            if self._keeps_vectors:
-                shards = ShardWriter(directory, self.dim)
-                for start in range(0, len(self._ids), SLICE):
-                    stop = min(start + SLICE, len(self._ids))
-                    shards.append(
-                        self._vectors_at(self._ids.present(start, stop) if compacted else np.arange(start, stop))
-                    )
-                shards.close()
-            self._write_base(directory)
-            writer = IdWriter(directory)
-            store = DocumentWriter(directory) if self.documents is not None else None
-            for start in range(0, len(self._ids), SLICE):
-                stop = min(start + SLICE, len(self._ids))
-                positions = self._ids.present(start, stop) if compacted else np.arange(start, stop)
-                writer.append(self._ids.take(positions))
-                if store is not None and self.documents is not None:
-                    for position in positions.tolist():
-                        store.append_line(self.documents.line(position))
-            writer.close(distinct=compacted)
-            if store is not None:
-                store.close()
-            if not compacted and self._ids.num_removed:
-                np.save(directory / REMOVED, self._ids.removed_positions())
-            write_manifest(directory, self.manifest)
+        lifecycle.save(self, path, overwrite=overwrite)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
@@ -346,35 +408,27 @@ class VectorIndex(abc.ABC):
 
         Raises MissingInputError or DataError as `storage.read_manifest`; DataError if it is of another kind.
         """
-        directory = Path(path)
-        manifest = read_manifest(directory)
-        if manifest["kind"] != cls.kind:
-            raise DataError(f"{directory} holds an index of kind {manifest['kind']!r}; open it with open_index(path).")
-        index = cls(manifest["dim"], metric=manifest["metric"], **cls._open_options(manifest), **options)
-        index.model = manifest.get("model", {})
-        index.frequency_prior = manifest.get("frequency_prior")
-        removed = directory / REMOVED
-        index._ids = IdTable.open(directory, np.load(removed, allow_pickle=False) if removed.is_file() else None)
-        index._restore(manifest)
-        index._open_base(directory, index._open_shards(directory, manifest), len(index._ids))
-        if len(index) != manifest["count"]:
-            raise DataError(f"{directory} holds {len(index)} ids, expected {manifest['count']}; build the index again.")
-        index.documents = DocumentStore.open(directory)
-        return index
+        return lifecycle.open_as(cls, path, **options)
 
-    def _open_shards(self, directory: Path, manifest: dict[str, Any]) -> VectorBlocks | None:
-        if not self._keeps_vectors:
-            return None
-        blocks = VectorBlocks(self.dim)
-        blocks.add_shards(directory / name for name in sorted(manifest["files"]) if name.startswith("vectors-"))
-        if len(blocks) != len(self._ids):
-            raise DataError(f"{directory} holds {len(blocks)} vectors for {len(self._ids)} ids; build the index again.")
-        return blocks
+    def commit(self) -> int:
+        """Write what changed since the index was opened or last committed to its directory; returns the generation.
 
-    @classmethod
-    def _open_options(cls, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Constructor arguments of this kind that the manifest holds."""
-        return {}
+        What was added is appended as a segment, what was removed is marked; nothing else is written. When this
+        returns it is on disk; a crash before leaves the index as it was.
+
+        Raises:
+            ConfigError: the index was not opened from a directory.
+            ShortlistError: another process is writing, or has committed since this index was opened.
+        """
+        return lifecycle.commit(self)
+
+    def compact(self) -> None:
+        """Drop what was removed, and build the base anew with what was added since; positions are numbered anew.
+
+        An index with a directory is written there as one segment, which `commit` makes the index; until then no
+        other process can write.
+        """
+        lifecycle.compact(self)
 
     @classmethod
     def build(cls, encoder: Any, corpus: Any, *, frequency_prior: FrequencyPrior | None = None, **options: Any) -> Self:
@@ -395,23 +449,3 @@ class VectorIndex(abc.ABC):
         for ids, vectors in blocks:
             index.add(ids, vectors)
         return index
-
-
-def check_finite(vectors: Vectors, name: Any) -> None:
-    """Refuse NaN, infinities and values so large that a score would overflow; `name(row)` says whose it is.
-
-    Raises NonFiniteError.
-    """
-    if not vectors.size:
-        return
-    limit = 1e18 / math.sqrt(vectors.shape[1])
-    # max and min pass NaN on, so two reductions without a temporary array check everything.
-    if vectors.max() <= limit and vectors.min() >= -limit:
-        return
-    bad = ~(np.isfinite(vectors).all(axis=1) & (np.abs(vectors) <= limit).all(axis=1))
-    row = int(np.flatnonzero(bad)[0])
-    value = vectors[row][~(np.abs(vectors[row]) <= limit)][0]
-    raise NonFiniteError(
-        f"{name(row)} holds {value} ({int(bad.sum())} such vectors); vectors must be finite and below 1e18 in length: "
-        "find out where it was computed."
-    )

@@ -44,7 +44,8 @@ class VectorBlocks:
 
     def views(self) -> Iterator[Vectors]:
         """The vectors in order, as views of at most one shard or block each."""
-        for block, start, stop in zip(self._blocks, self._starts, [*self._starts[1:], self._size], strict=True):
+        stops = [*self._starts[1:], self._size][: len(self._blocks)]
+        for block, start, stop in zip(self._blocks, self._starts, stops, strict=True):
             yield block[: stop - start]
 
     def append(self, vectors: Vectors) -> None:

@@ -7,29 +7,24 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from shortlist.errors import DataError
-from shortlist.files import atomic_directory, refuse_existing, write_json
-from shortlist.indexes.base import SLICE, Vectors, check_finite
-from shortlist.indexes.documents import DocumentWriter
-from shortlist.indexes.faiss import FILE, FaissIndex, import_faiss
+from shortlist.indexes.base import SLICE, VectorIndex
+from shortlist.indexes.blocks import Vectors
+from shortlist.indexes.checks import check_finite
+from shortlist.indexes.directory import new_index_directory, refuse_output
 from shortlist.indexes.frequency import FrequencyPrior, check_inner_product
-from shortlist.indexes.ids import IdWriter, check_ids
+from shortlist.indexes.ids import check_ids
 from shortlist.indexes.kinds import new_index
-from shortlist.indexes.storage import PROVENANCE, ShardWriter, write_manifest
+from shortlist.indexes.lifecycle import make_base
+from shortlist.indexes.segments import SegmentWriter
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int], object]
-
-
-class _Writer(Protocol):
-    def append(self, vectors: Vectors) -> None: ...
-
-    def close(self) -> object: ...
 
 
 def build_index(
@@ -37,9 +32,9 @@ def build_index(
     vectors: Iterable[tuple[Sequence[str], Any]],
     *,
     dim: int,
-    kind: str = "exact",
-    factory: str = "Flat",
+    spec: str = "exact",
     metric: str = "ip",
+    count: int | None = None,
     model: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     documents: Iterable[Any] | None = None,
@@ -50,19 +45,22 @@ def build_index(
 ) -> int:
     """Write an index directory from a stream of `(ids, vectors)` blocks; returns the number of vectors.
 
-    Memory holds one shard (64 MB) and 24 bytes a document, whatever the number of vectors; kind "faiss" also holds
-    what faiss itself needs. Equal input gives equal bytes in every file but `provenance.json`.
+    The vectors are first written as they are; then what the spec asks for is trained on an even sample of them and
+    built by reading them back. Memory holds one shard (64 MB), whatever the number of vectors, and what faiss itself
+    needs. Equal input gives equal bytes in every file but `provenance.json`. An index that is at `path` stays readable
+    until the new one is complete.
 
     Args:
-        path: directory to write; it appears when it is complete.
+        path: directory to write; it is an index when it is complete.
         vectors: blocks of ids and float vectors `(docs, dim)`.
         dim: length of a vector.
-        kind: "exact" or "faiss".
-        factory: faiss factory string, for kind "faiss".
-        metric: "ip", or "l2" for kind "faiss".
+        spec: what the index is, such as "exact", "hnsw" or "IVF1024,PQ64+rescore" (see `specs.py`).
+        metric: "ip", or "l2" for kinds of faiss.
+        count: number of vectors, if known: a wrong spec is then found before the first one is written.
         model: what made the vectors (see `model_record`); search compares its fingerprint.
         provenance: how it came to be (see `manifest.run_manifest`), written as provenance.json; not part of the index.
-        documents: records with id, title and text in the order of the ids, stored for titles and snippets.
+        documents: records with id, title, text and metadata in the order of the ids, stored for titles, snippets and
+            filters.
         frequency_prior: becomes one more coordinate of every vector, after whatever normalised it; `dim` is without it.
         link: take blocks that are whole memory-mapped `.npy` files by hard link instead of writing them again. The
             files must never be changed afterwards.
@@ -71,71 +69,63 @@ def build_index(
 
     Raises:
         OutputExistsError: `path` exists and `overwrite` is false.
-        ConfigError: a frequency prior in an index that does not rank by the plain inner product.
+        ShortlistError: another process is writing at `path`.
+        ConfigError: an unknown spec, or a frequency prior in an index that does not rank by the plain inner product.
         DataError: an id is empty or comes twice, or ids and documents differ.
         NonFiniteError: a NaN or infinity, naming the document.
     """
-    refuse_existing(Path(path), overwrite=overwrite)
-    faiss_options = {"factory": factory} if kind == "faiss" else {}
+    refuse_output(path, overwrite=overwrite)
     dim += frequency_prior is not None
-    index = new_index(kind, dim, metric=metric, device="cpu", **faiss_options)
-    index.model = dict(model or {})
+    index = new_index(spec, dim, metric=metric, device="cpu", count=count)
+    prior = None
     if frequency_prior is not None:
         check_inner_product(index)
-        index.frequency_prior, vectors = frequency_prior.record(), frequency_prior.extend(vectors)
+        prior, vectors = frequency_prior.record(), frequency_prior.extend(vectors)
+    with new_index_directory(path, overwrite=overwrite) as change:
+        folder = change.new_segment()
+        with SegmentWriter(folder, dim, documents=documents is not None) as writer:
+            _write_stream(writer, vectors, index, documents=documents, link=link, progress=progress)
+            writer.close(distinct=True)
+        total = len(writer)
+        if total != count:
+            # The expansion of a name depends on the number of vectors.
+            index = new_index(spec, dim, metric=metric, device="cpu", count=total)
+        index.model = dict(model or {})
+        index.frequency_prior = prior
+        segment = make_base(index, folder, total)
+        change.publish({**index.manifest, "count": total}, segments=[segment], provenance=provenance)
+    logger.info("indexed %s vectors of %d dimensions in %s (%s)", f"{total:,}", dim, path, index.spec)
+    return total
+
+
+def _write_stream(
+    writer: SegmentWriter,
+    vectors: Iterable[tuple[Sequence[str], Any]],
+    index: VectorIndex,
+    *,
+    documents: Iterable[Any] | None,
+    link: bool,
+    progress: Progress | None,
+) -> None:
+    """Write a stream of ids and vectors, and the documents of the same order, checking each."""
     stream = iter(documents) if documents is not None else None
-    with atomic_directory(path, overwrite=overwrite) as directory:
-        ids_out = IdWriter(directory)
-        store = DocumentWriter(directory) if stream is not None else None
-        shards: _Writer = FaissFile(index, directory) if isinstance(index, FaissIndex) else ShardWriter(directory, dim)
-        try:
-            for ids, block in vectors:
-                file = _whole_file(block) if link and isinstance(shards, ShardWriter) else None
-                checked = check_ids(ids, len(block))
-                for start in range(0, len(block), SLICE):
-                    part = index.check_vectors(block[start : start + SLICE])
-                    check_finite(part, _namer(checked, start))
-                    if file is None:
-                        shards.append(part)
-                if file is not None and isinstance(shards, ShardWriter):
-                    shards.adopt(file)
-                ids_out.append(checked)
-                if store is not None and stream is not None:
-                    store.append(_matching(stream, checked))
-                if progress is not None:
-                    progress(len(checked))
-            if stream is not None and (extra := next(stream, None)) is not None:
-                raise DataError(f"document {extra.id!r} has no vector; ids and documents must agree.")
-            shards.close()
-            ids_out.close()
-            if store is not None:
-                store.close()
-        finally:
-            ids_out.abort()
-            if store is not None:
-                store.abort()
-        count = len(ids_out)
-        if provenance is not None:
-            write_json(directory / PROVENANCE, provenance)
-        write_manifest(directory, {**index.manifest, "count": count})
-    logger.info("indexed %s vectors of %d dimensions in %s (kind %s)", f"{count:,}", dim, path, kind)
-    return count
-
-
-class FaissFile:
-    """Adds streamed vectors to a faiss index and writes it at the end."""
-
-    def __init__(self, index: FaissIndex, directory: Path):
-        self._index = index
-        self._directory = directory
-
-    def append(self, vectors: Vectors) -> None:
-        """Add `vectors` at the next positions."""
-        self._index._append(vectors)
-
-    def close(self) -> None:
-        """Write `index.faiss`."""
-        import_faiss().write_index(self._index._index, str(self._directory / FILE))
+    for ids, block in vectors:
+        file = _whole_file(block) if link else None
+        checked = check_ids(ids, len(block))
+        for start in range(0, len(block), SLICE):
+            part = index.check_vectors(block[start : start + SLICE])
+            check_finite(part, _namer(checked, start))
+            if file is None:
+                writer.shards.append(part)
+        if file is not None:
+            writer.shards.adopt(file)
+        writer.append(checked)
+        if writer.documents is not None and stream is not None:
+            writer.documents.append(_matching(stream, checked))
+        if progress is not None:
+            progress(len(checked))
+    if stream is not None and (extra := next(stream, None)) is not None:
+        raise DataError(f"document {extra.id!r} has no vector; ids and documents must agree.")
 
 
 def model_record(encoder: Any, *, name: str | None = None) -> dict[str, Any]:

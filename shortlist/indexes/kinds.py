@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shortlist.errors import ConfigError, DataError
+from shortlist.errors import DataError
 from shortlist.indexes.base import VectorIndex
 from shortlist.indexes.exact import ExactIndex
 from shortlist.indexes.faiss import FaissIndex
+from shortlist.indexes.specs import parse_spec
 from shortlist.indexes.storage import read_manifest
 
 INDEXES: dict[str, type[VectorIndex]] = {"exact": ExactIndex, "faiss": FaissIndex}
 
 
-def new_index(kind: str, dim: int, **options: Any) -> VectorIndex:
-    """An empty index; `options` go to its class. Raises ConfigError for an unknown kind."""
-    if kind not in INDEXES:
-        raise ConfigError(f"index kind {kind!r} is unknown; expected {' or '.join(INDEXES)}.")
-    return INDEXES[kind](dim, **options)
+def new_index(
+    spec: str, dim: int, *, metric: str = "ip", device: str = "auto", count: int | None = None
+) -> VectorIndex:
+    """An empty index of what `spec` says (see `specs.py`), for about `count` vectors.
+
+    Raises ConfigError for an unknown spec, or one that does not go with `dim` or `metric`.
+    """
+    parsed = parse_spec(spec, dim=dim, count=count)
+    kind: Any = INDEXES[parsed.kind]
+    options = {name: value for name, value in parsed.options().items() if value}
+    index: VectorIndex = kind(dim, metric=metric, device=device, **options)
+    index._spec = parsed.text
+    return index
 
 
 def open_index(path: str | os.PathLike[str], **options: Any) -> VectorIndex:

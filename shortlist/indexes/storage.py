@@ -1,24 +1,27 @@
-"""The index directory: manifest, vector shards, sizes and checksums, and the checks made when one is opened.
+"""The index directory: its manifest, its files with sizes and checksums, and the checks made when one is opened.
 
 ```
-manifest.json            format, kind, metric, dim, count, model, frequency_prior (if the last coordinate is one), and
-                         bytes + sha256 of every other file
-ids.utf8 ids.offsets.npy ids by position
-vectors-00000.npy …      float32 shards (kind exact)      index.faiss   (kind faiss)
-removed.npy              positions removed from index.faiss, if any
-docs.jsonl docs.offsets.npy   optional documents, by position
+manifest.json            the commit point: format, generation, spec, factory, kind, metric, dim, count, dtype, model,
+                         frequency_prior (if the last coordinate is one), search and tuning settings, removed, segments
+                         [{name, count, base}], and bytes + sha256 of every file below
+removed-00003.npy        bits of the removed positions, little-endian; written by generation 3; absent if none is
+segment-00000/           the first positions
+    ids.utf8 ids.offsets.npy ids.buckets.npy ids.order.npy     ids by position and back
+    vectors-00000.npy …  float32 shards      index.faiss   what faiss built (kind faiss)
+    docs.jsonl docs.offsets.npy fields.arrow    optional documents and the columns that filters look at
+segment-00001/ …         what later commits appended
 provenance.json          optional: command, versions, time
 ```
 
-Names are relative and nothing is pickled. Only provenance.json holds a time or a host, so equal input gives equal
-bytes in all other files.
+Names are relative, files are never rewritten and nothing is pickled: whoever has opened a generation keeps it. Only
+provenance.json holds a time or a host, so equal input gives equal bytes in all other files.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.errors import DataError, MissingInputError
-from shortlist.files import sha256, write_json
+from shortlist.files import sha256
 
-FORMAT, FORMAT_VERSION = "shortlist-index", 1
+FORMAT, FORMAT_VERSION = "shortlist-index", 2
 MANIFEST = "manifest.json"
 PROVENANCE = "provenance.json"  # when and how it was built: the one file whose bytes differ between equal builds
-REMOVED = "removed.npy"
-SHARD_BYTES = 64 << 20
 _CHECKED_AT_OPEN = 1 << 20  # files up to this size have their checksum compared at open; larger ones by `verify`
-
-
-def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Write `manifest` with the size and checksum of every file now in `directory`; the last step of a save."""
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(directory.iterdir())
-        if path.is_file() and path.name not in (MANIFEST, PROVENANCE)
-    }
-    write_json(directory / MANIFEST, {"format": FORMAT, "format_version": FORMAT_VERSION, **manifest, "files": files})
+_NAME = re.compile(r"(segment-\d{5,}/)?[a-z0-9][a-z0-9_.-]*")
+_RETRIES = 100
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -53,9 +46,34 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         MissingInputError: nothing at `path`, or a file of the index is gone.
-        DataError: not an index, a newer format, or a file that was cut or changed.
+        DataError: not an index, another format version, or a file that was cut or changed.
     """
-    directory = Path(path)
+    return _checked(Path(path), limit=_CHECKED_AT_OPEN)
+
+
+def verify(path: str | os.PathLike[str]) -> None:
+    """Compare the checksum of every file of an index with its manifest; reads everything. Raises as `read_manifest`."""
+    _checked(Path(path), limit=None)
+
+
+def _checked(directory: Path, *, limit: int | None) -> dict[str, Any]:
+    """The manifest, once all its files were found as it says; a commit in between starts the check anew."""
+    manifest = parse_manifest(directory)
+    for _ in range(_RETRIES):
+        try:
+            for name, entry in manifest["files"].items():
+                _check_file(directory / name, entry, checksum=limit is None or entry["bytes"] <= limit)
+            return manifest
+        except (DataError, MissingInputError, OSError):
+            now = parse_manifest(directory)
+            if now == manifest:
+                raise
+            manifest = now
+    return manifest
+
+
+def parse_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of `directory` without a look at the files that it names. Raises as `read_manifest`."""
     if not directory.exists():
         raise MissingInputError(f"there is no index at {directory}; make one with `shortlist index`.")
     file = directory / MANIFEST
@@ -69,37 +87,38 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{directory} is not an index: its {MANIFEST} is of another kind; {advice}.")
     version = manifest.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
+        remedy = "build the index again"
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            remedy = f"update shortlist or {remedy}"
         raise DataError(
-            f"{directory} has index format version {version}, this shortlist reads up to {FORMAT_VERSION}; "
-            "update shortlist or build the index again."
+            f"{directory} has index format version {version}, this shortlist reads version {FORMAT_VERSION}; {remedy}."
         )
     _check_shape(file, manifest)
-    for name, entry in manifest["files"].items():
-        if Path(name).name != name:
-            raise DataError(f"{file} names {name!r}; files of an index lie in its own directory: build it again.")
-        _check_file(directory / name, entry, checksum=entry["bytes"] <= _CHECKED_AT_OPEN)
     return manifest
 
 
 def _check_shape(file: Path, manifest: dict[str, Any]) -> None:
     """Refuse a manifest that was edited: every later step relies on these keys and their types."""
-    expected = {
-        "kind": str, "metric": str, "dim": int, "count": int, "model": dict, "frequency_prior": dict, "files": dict,
+    expected: dict[str, type] = {
+        "generation": int, "kind": str, "metric": str, "dim": int, "count": int, "removed": int, "segments": list,
+        "files": dict,
     }  # fmt: skip
-    for key, kind in expected.items():
-        if not isinstance(manifest.get(key, {} if key in ("model", "frequency_prior") else None), kind):
-            raise DataError(f"{file}: {key!r} is {manifest.get(key)!r:.60}; the index is damaged: build it again.")
+    optional = {"model": dict, "frequency_prior": dict, "search": dict, "tuning": dict}
+    for key, kind in {**expected, **optional}.items():
+        if key in expected or key in manifest:
+            value = manifest.get(key)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise DataError(f"{file}: {key!r} is {value!r:.60}; the index is damaged: build it again.")
+    for segment in manifest["segments"]:
+        whole = isinstance(segment, dict) and isinstance(segment.get("name"), str)
+        if not whole or not isinstance(segment.get("count"), int) or not _NAME.fullmatch(segment["name"] + "/x"):
+            raise DataError(f"{file}: segment {segment!r:.60} lacks a name or count; the index is damaged.")
     for name, entry in manifest["files"].items():
+        if not _NAME.fullmatch(name):
+            raise DataError(f"{file} names {name!r}; files of an index lie in its own directory: build it again.")
         if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int) or "sha256" not in entry:
             raise DataError(f"{file}: {name!r} lacks its bytes and sha256; the index is damaged: build it again.")
-
-
-def verify(path: str | os.PathLike[str]) -> None:
-    """Compare the checksum of every file of an index with its manifest; reads everything. Raises as `read_manifest`."""
-    manifest = read_manifest(path)
-    for name, entry in manifest["files"].items():
-        _check_file(Path(path) / name, entry, checksum=True)
 
 
 def _check_file(file: Path, entry: dict[str, Any], *, checksum: bool) -> None:
@@ -117,46 +136,21 @@ def _check_file(file: Path, entry: dict[str, Any], *, checksum: bool) -> None:
         )
 
 
-class ShardWriter:
-    """Writes vectors given in blocks of any size as `.npy` shards of equal size, holding one shard in memory."""
+def removed_name(generation: int) -> str:
+    """File of the removed positions that `generation` wrote."""
+    return f"removed-{generation:05d}.npy"
 
-    def __init__(self, directory: Path, dim: int):
-        self._directory = directory
-        self._dim = dim
-        self._buffer = np.empty((max(1, SHARD_BYTES // (4 * dim)), dim), np.float32)
-        self._used = 0
-        self.names: list[str] = []
 
-    def append(self, vectors: NDArray[np.float32]) -> None:
-        """Write `vectors` `(docs, dim)` at the next positions."""
-        start = 0
-        while start < len(vectors):
-            take = min(len(vectors) - start, len(self._buffer) - self._used)
-            self._buffer[self._used : self._used + take] = vectors[start : start + take]
-            self._used += take
-            start += take
-            if self._used == len(self._buffer):
-                self._flush()
-
-    def adopt(self, file: Path) -> None:
-        """Make the whole `.npy` file at `file` the next shard, as a hard link where possible."""
-        self._flush()
-        target = self._next()
-        try:
-            os.link(file, target)
-        except OSError:
-            shutil.copyfile(file, target)
-
-    def close(self) -> list[str]:
-        """Write what is left; returns the shard names in order."""
-        self._flush()
-        return self.names
-
-    def _flush(self) -> None:
-        if self._used:
-            np.save(self._next(), self._buffer[: self._used])
-            self._used = 0
-
-    def _next(self) -> Path:
-        self.names.append(f"vectors-{len(self.names):05d}.npy")
-        return self._directory / self.names[-1]
+def read_removed(directory: Path, manifest: dict[str, Any]) -> NDArray[np.bool_] | None:
+    """Mask of the removed positions, `(positions,)`; None if there is none. DataError if it is not of this index."""
+    if not manifest["removed"]:
+        return None
+    file = directory / removed_name(manifest["generation"])
+    total = sum(segment["count"] for segment in manifest["segments"])
+    bits = np.load(file, allow_pickle=False)
+    if bits.dtype != np.uint8 or bits.shape != ((total + 7) // 8,):
+        raise DataError(f"{file} holds {bits.dtype} {bits.shape} for {total} positions; build the index again.")
+    mask = np.unpackbits(bits, count=total, bitorder="little").view(bool)
+    if int(np.count_nonzero(mask)) != manifest["removed"]:
+        raise DataError(f"{file} marks {np.count_nonzero(mask)} positions, expected {manifest['removed']}.")
+    return mask

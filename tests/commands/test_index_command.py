@@ -17,16 +17,17 @@ from shortlist.retrieval.dual_encoder import DualEncoder
 
 def contents(path):
     """All files but the one that holds times."""
-    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != "provenance.json"}
+    files = (file for file in path.rglob("*") if file.is_file() and file.name != "provenance.json")
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("kind", ["exact", "faiss"])
-def test_index_writes_a_directory_that_opens(kind, tmp_path, toy, toy_beir, model, caplog):
+@pytest.mark.parametrize(("spec", "kind"), [("exact", "exact"), ("flat", "faiss")])
+def test_index_writes_a_directory_that_opens(spec, kind, tmp_path, toy, toy_beir, model, caplog):
     # user-reports C.85, C.89
     with caplog.at_level(logging.INFO, logger="shortlist"):
-        result = index(model=model, data=toy_beir, output=tmp_path / "index", kind=kind)
+        result = index(model=model, data=toy_beir, output=tmp_path / "index", index=spec)
     assert result["documents"] == len(toy.corpus) and result["dim"] == 32
-    assert result["bytes"] == sum(file.stat().st_size for file in (tmp_path / "index").iterdir())
+    assert result["bytes"] == sum(file.stat().st_size for file in (tmp_path / "index").rglob("*") if file.is_file())
     # conventions 11: one summary line a phase
     assert "none truncated" in caplog.text and "documents a second" in caplog.text
     opened = open_index(tmp_path / "index")
@@ -72,7 +73,7 @@ def test_an_interrupted_index_goes_on_and_gives_the_same_bytes(tmp_path, toy_bei
 
     # Then once more while the index is put together.
     with monkeypatch.context() as patch:
-        patch.setattr("shortlist.indexes.build.write_manifest", lambda *arguments: (_ for _ in ()).throw(Killed()))
+        patch.setattr("shortlist.indexes.directory.write_json", lambda *arguments: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             index(model=model, data=toy_beir, output=tmp_path / "killed")
     assert not (tmp_path / "killed").exists() and (tmp_path / "killed.partial").is_dir()
@@ -81,7 +82,7 @@ def test_an_interrupted_index_goes_on_and_gives_the_same_bytes(tmp_path, toy_bei
     index(model=model, data=toy_beir, output=tmp_path / "killed")
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "model", "whole"]
-    assert len(list((tmp_path / "killed").glob("vectors-*"))) == 4
+    assert len(list((tmp_path / "killed").rglob("vectors-*"))) == 4
 
 
 def test_unfinished_vectors_of_another_model_are_not_mixed_in(tmp_path, toy, toy_beir, model, other_model):
@@ -103,9 +104,8 @@ def test_an_existing_output_is_refused_before_any_work(tmp_path, toy_beir, model
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"kind": "annoy"}, "exact or faiss"), ({"kind": "faiss", "factory": "Flatt"}, "Flatt"),
-     ({"factory": "HNSW32"}, "--kind faiss")],
-)  # fmt: skip
+    [({"index": "annoy"}, "'annoy' is unknown"), ({"index": "Flatt"}, "Flatt")],
+)
 def test_a_wrong_kind_fails_before_any_work(tmp_path, toy_beir, model, monkeypatch, options, message):
     monkeypatch.setattr(module, "load_collection", lambda *a, **k: pytest.fail("work was begun"))
     with pytest.raises(ConfigError, match=message):

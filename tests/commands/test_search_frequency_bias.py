@@ -180,7 +180,7 @@ def test_a_factory_that_normalises_and_an_unknown_split_fail_before_any_encoding
     monkeypatch.setattr(module, "encode_corpus", lambda *a, **k: pytest.fail("work was begun"))
     for options, error, message in [
         (
-            {"kind": "faiss", "factory": "L2norm,Flat", "frequency_prior": "train"},
+            {"index": "L2norm,Flat", "frequency_prior": "train"},
             ConfigError,
             "NormalizationTransform",
         ),

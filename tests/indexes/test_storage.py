@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from shortlist import ExactIndex, FaissIndex, open_index
 from shortlist.data import Document
 from shortlist.errors import DataError, MissingInputError, NonFiniteError, OutputExistsError
-from shortlist.indexes import build_index, storage, verify
+from shortlist.indexes import build_index, segments, storage, verify
 
 KINDS = [ExactIndex, FaissIndex]
 VECTORS = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
@@ -27,7 +28,8 @@ def saved(request, tmp_path):
 
 
 def contents(path):
-    return {file.name: file.read_bytes() for file in path.iterdir()}
+    files = (file for file in path.rglob("*") if file.is_file())
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
 
 
 def test_an_opened_index_is_the_saved_one(saved):
@@ -78,9 +80,10 @@ def test_the_manifest_names_everything_relative(saved):
     # user-reports C.71, C.87, conventions 9
     index, path = saved
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["format"] == "shortlist-index" and manifest["format_version"] == 1
+    assert manifest["format"] == "shortlist-index" and manifest["format_version"] == 2 and manifest["generation"] == 1
     assert manifest["kind"] == index.kind and manifest["metric"] == "ip" and manifest["dim"] == 4
     assert manifest["count"] == 50 and manifest["dtype"] == "float32"
+    assert manifest["segments"] == [{"name": "segment-00000", "count": 50, "base": True}] and manifest["removed"] == 0
     assert set(manifest["files"]) == set(contents(path)) - {"manifest.json"}
     assert str(path.parent) not in (path / "manifest.json").read_text()
     path.rename(path.with_name("moved"))
@@ -99,14 +102,16 @@ def test_a_cut_file_is_refused_by_name_with_both_sizes(saved):
         if name == "manifest.json":
             continue
         (path / name).write_bytes(content[:-1])
-        with pytest.raises(DataError, match=rf"{name} has {len(content) - 1} bytes, expected {len(content)}"):
+        with pytest.raises(
+            DataError, match=rf"{re.escape(name)} has {len(content) - 1} bytes, expected {len(content)}"
+        ):
             open_index(path)
         (path / name).write_bytes(content)
 
 
 def test_changed_content_is_refused(saved, monkeypatch):
     index, path = saved
-    file = next(file for file in path.iterdir() if file.name.startswith(("vectors", "index.faiss")))
+    file = next(file for file in path.rglob("*") if file.name.startswith(("vectors", "index.faiss")))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -121,7 +126,7 @@ def test_changed_content_is_refused(saved, monkeypatch):
 
 def test_a_missing_file_is_named(saved):
     index, path = saved
-    (path / "ids.utf8").unlink()
+    (path / "segment-00000" / "ids.utf8").unlink()
     with pytest.raises(MissingInputError, match="ids.utf8 is missing"):
         open_index(path)
 
@@ -140,9 +145,15 @@ def test_what_is_not_an_index_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("key", "value", "message"), [
-    ("format_version", 2, "version 2, this shortlist reads up to 1"),
+    ("format_version", 3, "version 3, this shortlist reads version 2; update shortlist"),
+    ("format_version", 1, "version 1, this shortlist reads version 2; build the index again"),
+    ("generation", None, "'generation' is None"),
+    ("removed", True, "'removed' is True"),
+    ("segments", {}, "'segments' is {}"),
+    ("segments", [{"name": "../segment-00000", "count": 50}], "lacks a name or count"),
     ("kind", "quantum", "kind 'quantum'"),
     ("count", 49, "50 ids, expected 49"),
+    ("files", {"segment-00000/../x": {"bytes": 1, "sha256": ""}}, "own directory"),
     ("files", {"../x": {"bytes": 1, "sha256": ""}}, "own directory"),
     ("files", None, "'files' is None; the index is damaged"),
     ("files", {"x": 5}, "'x' lacks its bytes"),
@@ -177,14 +188,14 @@ def test_the_other_kind_is_refused_by_open(saved):
 
 def test_nothing_is_pickled(saved):
     index, path = saved
-    for file in path.glob("*.npy"):
+    for file in path.rglob("*.npy"):
         np.load(file, allow_pickle=False)
 
 
 def test_a_failed_save_leaves_the_old_index(saved, monkeypatch):
     index, path = saved
     before = contents(path)
-    monkeypatch.setattr("shortlist.indexes.base.write_manifest", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("shortlist.indexes.directory.write_json", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         index.save(path, overwrite=True)
     assert contents(path) == before and [entry.name for entry in path.parent.iterdir()] == ["index"]
@@ -200,20 +211,20 @@ def blocks(sizes=(20, 1, 29)):
         start += size
 
 
-@pytest.mark.parametrize("kind", ["exact", "faiss"])
-def test_a_streamed_index_equals_a_saved_one(kind, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("spec", ["exact", "flat"])
+def test_a_streamed_index_equals_a_saved_one(spec, tmp_path, monkeypatch, caplog):
     # user-reports C.82, C.86: shard by shard
-    monkeypatch.setattr(storage, "SHARD_BYTES", 7 * 4 * 4)
+    monkeypatch.setattr(segments, "SHARD_BYTES", 7 * 4 * 4)
     seen = []
     with caplog.at_level(logging.INFO, logger="shortlist"):
-        count = build_index(tmp_path / "a", blocks(), dim=4, kind=kind, progress=seen.append)
+        count = build_index(tmp_path / "a", blocks(), dim=4, spec=spec, progress=seen.append)
     assert count == 50 and seen == [20, 1, 29] and "indexed 50 vectors" in caplog.text
-    build_index(tmp_path / "b", blocks((50,)), dim=4, kind=kind)
+    build_index(tmp_path / "b", blocks((50,)), dim=4, spec=spec)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    index = ExactIndex(4) if kind == "exact" else FaissIndex(4)
+    index = ExactIndex(4) if spec == "exact" else FaissIndex(4)
     index.add(IDS, VECTORS)
     assert open_index(tmp_path / "a").search(VECTORS, 9) == index.search(VECTORS, 9)
-    assert (len(list((tmp_path / "a").glob("vectors-*"))) == 8) == (kind == "exact")
+    assert (len(list((tmp_path / "a").rglob("vectors-*"))) == 8) == (spec == "exact")
 
 
 def test_whole_files_are_linked_not_copied(tmp_path):
@@ -231,8 +242,8 @@ def test_whole_files_are_linked_not_copied(tmp_path):
     build_index(tmp_path / "index", stream(), dim=4, link=True)
     index = ExactIndex.open(tmp_path / "index")
     assert np.array_equal(np.concatenate(list(index.vectors())), VECTORS)
-    assert (tmp_path / "index" / "vectors-00000.npy").samefile(shards[0])
-    assert len(list((tmp_path / "index").glob("vectors-*"))) == 2
+    assert (tmp_path / "index" / "segment-00000" / "vectors-00000.npy").samefile(shards[0])
+    assert len(list((tmp_path / "index").rglob("vectors-*"))) == 2
 
 
 def test_a_repeated_id_in_a_stream_is_refused_and_leaves_nothing(tmp_path):
