@@ -225,7 +225,7 @@ def _searcher(
         built = ExactIndex.build(encoder, corpus, device=device, frequency_prior=counted)
         return Retriever(encoder, built, corpus=corpus, frequency_bias=bias)
     opened = open_index(index, device=device)
-    encoder = _encoder_of(Path(index), opened.model, model, device, dtype)
+    encoder = encoder_of(Path(index), opened.model, model, device, dtype)
     # The index's own store shows what was indexed; the collection is for indexes without one.
     return Retriever(encoder, opened, corpus=None if opened.documents is not None else corpus, frequency_bias=bias)
 
@@ -238,7 +238,7 @@ def _is_bm25(index: Path) -> bool:
     return isinstance(manifest, dict) and manifest.get("format") == "shortlist-bm25"
 
 
-def _encoder_of(index: Path, record: Mapping[str, Any], model: Any, device: str, dtype: str) -> Any:
+def encoder_of(index: Path, record: Mapping[str, Any], model: Any, device: str, dtype: str) -> Any:
     """The encoder for the queries of an index: `model` if given, else what its manifest points at."""
     from shortlist.retrieval.dual_encoder import DualEncoder
 
