@@ -11,12 +11,19 @@ from shortlist.data import Document
 
 DIM = 24
 AWKWARD = [
-    "d 1", " leading", "trailing ", "quote'single", 'quote"double', "back\\slash", "\\N", "\\.", "tab\there", "new\nline",
-    "carriage\rreturn", "comma,semicolon;", "$name ${x} %s {0}", "'; DROP TABLE documents; --", "NULL", "0", "-1",
-    "123e4567-e89b-12d3-a456-426614174000", "ä ö ü ß", "日本語の文書", "🙂👩‍👩‍👧", "שלום عليكم", "e\u0301 and é", "\u2028line separator",
-    "http://example.org/a?b=c&d=e#f", "a/b/c", "<b>&amp;</b>", "x" * 200, "ж" * 200, "日" * 200, "\x01\x7f control",
+    "d 1", " leading", "trailing ", "quote'single", 'quote"double', "back\\slash", "\\N", "\\.", "tab\there",
+    "new\nline", "carriage\rreturn", "comma,semicolon;", "$name ${x} %s {0}", "'; DROP TABLE documents; --", "NULL",
+    "0", "-1", "123e4567-e89b-12d3-a456-426614174000", "ä ö ü ß", "日本語の文書", "🙂👩\u200d👩\u200d👧", "שלום عليكم",
+    "e\u0301 and é", "\u2028line separator", "http://example.org/a?b=c&d=e#f", "a/b/c", "<b>&amp;</b>", "x" * 200,
+    "ж" * 200, "日" * 200, "\x01\x7f control",
 ]  # fmt: skip
-TEXTS = ["", "plain text", "tab\tand\nline\r\nbreaks \\ \\N \\.", "quotes \" ' ` $$ $1", "🙂 ünïcode \u2028 \x0b\x0c\x08"]
+TEXTS = [
+    "",
+    "plain text",
+    "tab\tand\nline\r\nbreaks \\ \\N \\.",
+    "quotes \" ' ` $$ $1",
+    "🙂 ünïcode \u2028 \x0b\x0c\x08",
+]
 LONG = "日本 text " * 4_000
 
 
