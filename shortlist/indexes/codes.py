@@ -54,7 +54,7 @@ class Codes:
             self.codes.append(codes)
 
     def cut(self, count: int) -> None:
-        """Forget all but the first `count`, which must be the end of a block."""
+        """Forget the blocks that reach beyond the first `count`; `extend` encodes again what is missing."""
         while len(self) > count:
             self.codes.pop()
             self.bounds.pop()

@@ -16,6 +16,7 @@ from shortlist.indexes.blocks import VectorBlocks, Vectors
 from shortlist.indexes.codes import Codes
 from shortlist.indexes.compressed import scan_codes
 from shortlist.indexes.scan import QUERIES, DeviceBlocks, scan
+from shortlist.indexes.segments import shards_of
 from shortlist.indexes.specs import DTYPES
 
 
@@ -113,7 +114,8 @@ class ExactIndex(VectorIndex):
 
     def _write_base(self, directory: Path) -> None:
         if self._codes is not None:
-            self._codes.write(directory, self._base)
+            # Of the vectors just written there, which are those that were not removed.
+            self._codes.write(directory, shards_of(directory, self.dim))
 
     def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
         if vectors is not None:

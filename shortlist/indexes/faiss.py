@@ -1,5 +1,8 @@
 """Search with faiss behind the same protocol: string ids, complete ties, fewer results instead of −1.
 
+An index has a base, which faiss holds, and a tail of vectors that came later (or that are too few to train on), which
+are scanned exactly. With re-scoring the base only proposes candidates; their scores come from the float32 vectors.
+
 faiss is imported on first use and after torch: on macOS the two bring an OpenMP runtime each, and loading faiss first
 can abort the process. `ExactIndex` needs no faiss.
 """
@@ -7,7 +10,9 @@ can abort the process. `ExactIndex` needs no faiss.
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,27 +22,35 @@ import torch  # noqa: F401  (before faiss, see above)
 from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError, DataError, MissingExtraError
-from shortlist.indexes.base import VectorIndex
+from shortlist.indexes import faiss_factories as factories
+from shortlist.indexes.base import SLICE, VectorIndex
 from shortlist.indexes.blocks import VectorBlocks, Vectors
+from shortlist.indexes.scan import Found, Mask, scan
+from shortlist.indexes.specs import DEFAULT_EF_SEARCH, NAMED, PER_CLUSTER, default_probes, parse_spec
 from shortlist.indexes.topk import sort_rows
 
 logger = logging.getLogger(__name__)
 
 FILE = "index.faiss"
 _MAX_GPU_RESULTS = 2048  # faiss's limit for k on a GPU
+_MAX_FETCH = 4096  # results up to which an approximate search is widened for ties and filters
+_WIDEST = 8  # how many times more thoroughly a search under a selective filter looks
+_GATHERED = 1 << 14  # vectors scored again at a time; 16 MB at 256 dimensions
 
 
 class FaissIndex(VectorIndex):
     """A faiss index under string ids: "Flat" (exact) or any other factory string.
 
-    Flat gives the results of `ExactIndex`. Other factories train on the first vectors that are added; removed
-    vectors are skipped at search time, so every factory can remove. Saved and opened memory-mapped where faiss can.
+    Flat gives the results of `ExactIndex`. Other factories train once enough vectors are there (39 a cluster) and are
+    exact until then. Removed and filtered vectors are passed over inside the search, so every factory can remove.
+    Saved and opened memory-mapped; what is added to an opened index is searched exactly beside it until `compact`.
 
     Args:
         dim: length of a vector.
         factory: a faiss factory string, such as "Flat" or "HNSW32".
         metric: "ip" (cosine over normalised vectors) or "l2" (scores are negated squared distances).
         device: "auto" uses a GPU if this faiss passes a probe search on one, "cpu" never does.
+        rescore: keep the float32 vectors, and score `settings.fetch` × k finds of the factory again with them.
 
     Raises:
         MissingExtraError: faiss is not installed.
@@ -45,24 +58,59 @@ class FaissIndex(VectorIndex):
     """
 
     kind = "faiss"
-    _keeps_vectors = False
     metrics = ("ip", "l2")
 
-    def __init__(self, dim: int, *, factory: str = "Flat", metric: str = "ip", device: str = "auto"):
+    def __init__(
+        self, dim: int, *, factory: str = "Flat", metric: str = "ip", device: str = "auto", rescore: bool = False
+    ):
         super().__init__(dim, metric=metric)
         if device not in ("auto", "cpu"):
             raise ConfigError(f"device {device!r} is not one of auto, cpu for FaissIndex; use ExactIndex for others.")
-        faiss = import_faiss()
         self.factory = factory
         self.device = device
+        self.rescore = bool(rescore)
+        self._lock = threading.Lock()
+        self._opened = False
+        self._restart()
+
+    def _restart(self) -> None:
+        """An empty, untrained base and no tail."""
+        self._index = self._make(self.factory)
+        self._built = self.factory  # the factory with as many clusters as there were vectors for
         self._mapped = False
         self._on_gpu: Any = None
+        self._stored: VectorBlocks | None = VectorBlocks(self.dim) if self.rescore else None
+        self._tail = VectorBlocks(self.dim)
+        self._inspect()
+
+    def _make(self, factory: str) -> Any:
+        faiss = import_faiss()
         try:
-            self._index = faiss.index_factory(
-                self.dim, factory, faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
+            return faiss.index_factory(
+                self.dim, factory, faiss.METRIC_INNER_PRODUCT if self.metric == "ip" else faiss.METRIC_L2
             )
         except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"faiss cannot make {factory!r} for {dim} dimensions: {_reason(error)}.") from None
+            raise ConfigError(f"faiss cannot make {factory!r} for {self.dim} dimensions: {_reason(error)}.") from None
+
+    def _inspect(self) -> None:
+        """Look once at what every search must know."""
+        faiss = import_faiss()
+        self._selects = factories.selects(faiss, self._index)
+        self._exhaustive = factories.exhaustive(faiss, self._index)
+        ivf = factories.ivf_layer(faiss, self._index)
+        self._clusters = 0 if ivf is None else int(ivf.nlist)
+        self._direct = False  # whether an IVF kind knows where each position lies
+
+    # What is stored.
+
+    @property
+    def lossless(self) -> bool:  # type: ignore[override]
+        """Whether `vectors_at` gives the very vectors that were added."""
+        return self.rescore or not self._base_size() or factories.lossless(import_faiss(), self._index)
+
+    @property
+    def _keeps_vectors(self) -> bool:  # type: ignore[override]
+        return self.rescore
 
     def transforms(self) -> list[str]:
         """Names of faiss's vector transforms inside the factory, such as NormalizationTransform for "L2norm,Flat".
@@ -71,116 +119,331 @@ class FaissIndex(VectorIndex):
         """
         faiss = import_faiss()
         names: list[str] = []
-        index: Any = self._index
-        while index is not None:
-            # Wrappers, such as IndexPreTransform, IndexIDMap and IndexRefine, hold the next index under these names.
-            index = faiss.downcast_index(index)
-            chain = getattr(index, "chain", None)
-            if chain is not None:
-                for place in map(chain.at, range(chain.size())):
-                    name = type(faiss.downcast_VectorTransform(place)).__name__
-                    names.append(name if place.d_out >= place.d_in else f"shortening {name}")
-            index = getattr(index, "base_index", None) or getattr(index, "index", None)
+        for layer in factories.layers(faiss, self._index):
+            for transform in factories.transforms(faiss, layer):
+                name = type(transform).__name__
+                names.append(name if transform.d_out >= transform.d_in else f"shortening {name}")
         return names
 
     def _settings(self) -> dict[str, Any]:
-        return {"factory": self.factory}
+        built = {} if self._built == self.factory else {"built_as": self._built}
+        return {"factory": self.factory, "rescore": self.rescore, **built}
+
+    def _restore(self, manifest: dict[str, Any]) -> None:
+        self._built = manifest.get("built_as", self.factory)
 
     @classmethod
     def _open_options(cls, manifest: dict[str, Any]) -> dict[str, Any]:
-        return {"factory": manifest["factory"]}
-
-    def _append(self, vectors: Vectors) -> None:
-        faiss = import_faiss()
-        if self._mapped:
-            # A mapped index cannot grow: copy it into memory once. Its file may have been replaced since it was opened.
-            self._index = faiss.deserialize_index(faiss.serialize_index(self._index))
-            self._mapped = False
-        try:
-            if not self._index.is_trained:
-                self._index.train(vectors)
-            self._index.add(vectors)
-        except (RuntimeError, AssertionError) as error:
-            raise ConfigError(
-                f"faiss index {self.factory!r} did not take {len(vectors)} vectors: {_reason(error)}. A factory that "
-                "trains needs more vectors than clusters in the first add; use 'Flat' for a small collection."
-            ) from None
-        self._on_gpu = None
-
-    def _vectors_at(self, positions: NDArray[np.int64]) -> Vectors:
-        if not len(positions):
-            return np.zeros((0, self.dim), np.float32)
-        return np.stack([self._index.reconstruct(position) for position in positions.tolist()])
+        return {"factory": manifest["factory"], "rescore": manifest.get("rescore", False)}
 
     def _base_size(self) -> int:
         return int(self._index.ntotal)
 
+    def _needs_training(self) -> int:
+        return 0 if self._index.is_trained else factories.training_sample(self.factory)
+
+    def _train(self, sample: Vectors) -> None:
+        """Train on `sample`, with fewer clusters if it is small; where it is too small stay untrained, and say so."""
+        if self._index.is_trained:
+            return
+        wanted = factories.cluster_count(self.factory)
+        clusters = min(wanted, len(sample) // PER_CLUSTER)
+        if len(sample) < factories.codebook(self.factory) or clusters < min(wanted, 1):
+            logger.warning(
+                "%d vectors are too few to train %s, which needs %d: they are searched exactly until there are more.",
+                len(sample), self.factory, max(factories.codebook(self.factory), PER_CLUSTER),
+            )  # fmt: skip
+            return
+        if clusters < wanted:
+            self._built = factories.with_clusters(self.factory, clusters)
+            logger.warning(
+                "%d vectors are too few for the clusters of %s (%d vectors each are wanted): built as %s.",
+                len(sample), self.factory, PER_CLUSTER, self._built,
+            )  # fmt: skip
+        index = self._make(self._built)
+        try:
+            factories.train(import_faiss(), index, np.ascontiguousarray(sample), self._built)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(
+                f"faiss cannot train {self._built!r} on {len(sample)} vectors: {_reason(error)}. Use another factory, "
+                "or 'flat' for a small collection."
+            ) from None
+        self._index = index
+        self._inspect()
+
+    def _append(self, vectors: Vectors) -> None:
+        if self._index.is_trained and not self._mapped and not len(self._tail):
+            self._add(vectors)
+            return
+        self._tail.append(vectors)
+        enough = factories.training_minimum(self.factory)
+        if not self._opened and not self._index.is_trained and len(self._tail) >= enough:
+            self._train(self._tail.sample(factories.training_sample(self.factory)))
+            waiting, self._tail = self._tail, VectorBlocks(self.dim)
+            for block in waiting.views():
+                self._add(block)
+
+    def _add(self, vectors: Vectors) -> None:
+        """Give `vectors` to the base."""
+        self._forget_places()
+        try:
+            self._index.add(np.ascontiguousarray(vectors))
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(
+                f"faiss index {self._built!r} did not take {len(vectors)} vectors: {_reason(error)}."
+            ) from None
+        if self._stored is not None:
+            self._stored.append(vectors)
+        self._on_gpu = None
+
+    def _clear(self) -> None:
+        self._restart()
+
+    def _build_base(self, vectors: VectorBlocks) -> None:
+        name = str(getattr(self, "spec", None) or "")
+        if name.partition("+")[0] in NAMED:
+            # A name means another factory once there are more vectors.
+            self.factory = parse_spec(name, dim=self.dim, count=len(vectors)).factory
+        self._restart()
+        if wanted := self._needs_training():
+            self._train(vectors.sample(wanted))
+        if not self._index.is_trained:
+            self._tail.extend(vectors)
+            return
+        stored, self._stored = self._stored, None
+        for start in range(0, len(vectors), SLICE):
+            for part in vectors.between(start, min(start + SLICE, len(vectors))):
+                self._add(part)
+        if stored is not None:
+            stored.extend(vectors)
+        self._stored = stored
+
+    # Reading vectors back.
+
+    def _vectors_at(self, positions: NDArray[np.int64]) -> Vectors:
+        size = self._base_size()
+        inside = positions < size
+        if not inside.any():
+            return self._tail.at(positions - size)
+        if not inside.all():
+            out = np.empty((len(positions), self.dim), np.float32)
+            out[inside] = self._base_vectors(positions[inside])
+            out[~inside] = self._tail.at(positions[~inside] - size)
+            return out
+        return self._base_vectors(positions)
+
+    def _base_vectors(self, positions: NDArray[np.int64]) -> Vectors:
+        if self._stored is not None:
+            return self._stored.at(positions)
+        if self._clusters and not self._direct:
+            with self._lock:
+                if not self._direct:
+                    factories.ivf_layer(import_faiss(), self._index).make_direct_map(True)
+                    self._direct = True
+        try:
+            return self._index.reconstruct_batch(positions)  # type: ignore[no-any-return]
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(
+                f"faiss index {self.factory!r} cannot give vectors back: {_reason(error)}. Add +rescore to its spec to "
+                "keep them beside it."
+            ) from None
+
+    def _forget_places(self) -> None:
+        if self._direct:
+            factories.ivf_layer(import_faiss(), self._index).make_direct_map(False)
+            self._direct = False
+
+    # Search.
+
     def _scan(
         self, queries: Vectors, k: int, allowed: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-        total = len(self._ids)
+        size = self._base_size()
+        if not len(self._tail):
+            return self._scan_base(queries, k, allowed, size if allowed is None else int(np.count_nonzero(allowed)))
+        parts: list[Found] = []
+        inside = None if allowed is None else allowed[:size]
+        count = size if inside is None else int(np.count_nonzero(inside))
+        if count:
+            parts.append(self._scan_base(queries, min(k, count), inside, count))
+        outside = None if allowed is None else allowed[size:]
+        count = len(self._tail) if outside is None else int(np.count_nonzero(outside))
+        if count:
+            positions, scores, counts = scan(
+                queries, min(k, count), list(self._tail.views()), lambda found: self._ids.take(found + size),
+                allowed=outside, metric=self.metric,
+            )  # fmt: skip
+            parts.append((np.where(positions < 0, -1, positions + size), scores, counts))
+        return _merged(parts, k, self._ids.take)
+
+    def _scan_base(self, queries: Vectors, k: int, allowed: Mask | None, count: int) -> Found:
+        """As `_scan`, over the base alone; `count` of its positions are allowed."""
+        size = self._base_size()
+        if count == size:
+            allowed = None
         positions = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
-        pending = np.arange(len(queries))
+        counts = np.zeros(len(queries), np.int64)
+        pending: Any = slice(None)
         # One more than asked for shows whether the k-th score is tied with what lies beyond.
-        fetch = k + 1 + min(self._ids.num_removed, k)
-        while len(pending):
-            fetch = min(fetch, total)
-            found_scores, found = self._search(queries[pending], fetch)
-            exhausted = (found < 0).any(axis=1)
-            found_scores[found < 0 if allowed is None else (found < 0) | ~allowed[found]] = -np.inf
-            found, found_scores, counts = sort_rows(found, found_scores, self._ids.take)
-            done = np.ones(len(pending), bool)
-            if fetch < total:
-                # Complete if faiss had no more to give, or if k are there and a lower score follows them.
-                last = np.take_along_axis(found_scores, np.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
-                enough = (counts > k) & (last < found_scores[:, k - 1])
-                done = enough | exhausted
-            width = min(k, fetch)
-            rows = pending[done]
+        fetch = self.settings.candidates(k) if self.rescore else k + 1
+        most = size if self._exhaustive else max(_MAX_FETCH, 4 * fetch)
+        while True:
+            fetch = min(fetch, count)
+            found_scores, found = self._search(queries[pending], fetch, allowed, count / size)
+            last = fetch >= min(count, most)
+            # A −1 at the end says that there is nothing more to find.
+            done = found[:, -1] < 0
+            alike = found_scores[:, 0] == found_scores[:, -1]
+            if self.rescore:
+                found_scores = self._rescored(queries[pending], found)
+            else:
+                found_scores[found < 0] = -np.inf
+            found, found_scores, there = sort_rows(found, found_scores, self._ids.take)
+            if last:
+                done[:] = True
+            elif self.rescore:
+                done |= (there >= k) & ~alike
+            elif self._selects or allowed is None:
+                # Complete if a lower score follows the k-th.
+                done |= found_scores[:, -1] < found_scores[:, k - 1]
+            else:
+                reached = np.take_along_axis(found_scores, np.maximum(there - 1, 0)[:, None], axis=1)[:, 0]
+                done |= (there > k) & (reached < found_scores[:, k - 1])
+            width = min(k, found.shape[1])
+            if isinstance(pending, slice) and done.all() and width == k:
+                return _cut(found, found_scores, there, k)
+            rows = np.arange(len(queries))[pending][done]
             positions[rows, :width], scores[rows, :width] = found[done, :width], found_scores[done, :width]
-            pending = pending[~done]
+            counts[rows] = np.minimum(there[done], width)
+            pending = np.arange(len(queries))[pending][~done]
+            if not len(pending):
+                positions[scores == -np.inf] = -1
+                return positions, scores, counts
             fetch *= 4
-        positions[scores == -np.inf] = -1
-        return positions, scores, (scores > -np.inf).sum(axis=1)
 
-    def _search(self, queries: Vectors, fetch: int) -> tuple[Vectors, NDArray[np.int64]]:
-        index = self._index
-        if self.device == "auto" and fetch <= _MAX_GPU_RESULTS and gpu_status()[0]:
-            if self._on_gpu is None:
-                self._on_gpu = import_faiss().index_cpu_to_all_gpus(index)
-            index = self._on_gpu
-        scores, positions = index.search(queries, fetch)
+    def _search(
+        self, queries: Vectors, fetch: int, allowed: Mask | None, share: float
+    ) -> tuple[Vectors, NDArray[np.int64]]:
+        """Scores and positions `(queries, fetch or more)` from faiss, −1 for what is not there or not allowed."""
+        faiss, index, settings = import_faiss(), self._index, self.settings
+        selector = None
+        # What a filter leaves lies further away: look further.
+        wider = 1.0 if allowed is None else min(_WIDEST, 1 / math.sqrt(share))
+        if allowed is not None:
+            if self._selects:
+                selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+            else:
+                fetch = min(len(allowed), max(16, math.ceil(1.25 * fetch / share)))
+        elif self.device == "auto" and fetch <= _MAX_GPU_RESULTS and gpu_status()[0]:
+            index = self._gpu_copy() or index
+        chosen = None
+        if selector is not None or not self._exhaustive:
+            chosen = factories.parameters(
+                faiss, self._index,
+                nprobe=math.ceil(wider * (settings.nprobe or default_probes(max(self._clusters, 1)))),
+                ef_search=math.ceil(wider * (settings.ef_search or DEFAULT_EF_SEARCH)), selector=selector,
+            )  # fmt: skip
+        try:
+            scores, positions = index.search(queries, fetch, params=chosen)
+        except RuntimeError as error:
+            if selector is None:
+                raise ConfigError(f"faiss index {self._built!r} cannot search: {_reason(error)}.") from None
+            # This kind takes no selector after all.
+            self._selects = False
+            return self._search(queries, fetch, allowed, share)
+        if allowed is not None:
+            positions[~allowed[positions] & (positions >= 0)] = -1
+            if not self._selects:
+                scores, positions = _to_front(scores, positions, descending=self.metric == "ip")
         return -scores if self.metric == "l2" else scores, positions
 
+    def _gpu_copy(self) -> Any:
+        if self._on_gpu is None:
+            try:
+                self._on_gpu = import_faiss().index_cpu_to_all_gpus(self._index)
+            except (RuntimeError, AssertionError) as error:
+                logger.info("%s searches on the CPU: faiss cannot copy it to a GPU: %s.", self.factory, _reason(error))
+                self._on_gpu = False
+        return self._on_gpu
+
+    def _rescored(self, queries: Vectors, found: NDArray[np.int64]) -> Vectors:
+        """Scores of `found` `(queries, candidates)` from the float32 vectors; −inf where there is none."""
+        scores = np.empty(found.shape, np.float32)
+        step = max(1, _GATHERED // found.shape[1])
+        stored = self._stored
+        if stored is None:
+            raise DataError("the vectors of this index are not there; build it again with +rescore.")
+        for start in range(0, len(found), step):
+            part = found[start : start + step]
+            vectors = stored.at(np.maximum(part, 0).reshape(-1)).reshape(*part.shape, self.dim)
+            query = queries[start : start + step, None]
+            if self.metric == "l2":
+                vectors -= query
+                np.negative(np.einsum("qkd,qkd->qk", vectors, vectors), out=scores[start : start + step])
+            else:
+                np.einsum("qkd,qd->qk", vectors, query[:, 0], out=scores[start : start + step])
+        scores[found < 0] = -np.inf
+        return scores
+
+    # Files.
+
     def _write_base(self, directory: Path) -> None:
+        self._forget_places()
         import_faiss().write_index(self._index, str(directory / FILE))
 
-    def _open_tail(self, blocks: VectorBlocks) -> None:
-        for block in blocks.views():
-            self._append(block)
-
-    def _clear(self) -> None:
-        if self._mapped:
-            self._index = import_faiss().clone_index(self._index)
-            self._mapped = False
-        self._index.reset()
-        self._on_gpu = None
-
     def _open_base(self, segment: Path, vectors: VectorBlocks | None, count: int) -> None:
+        self._opened = True
+        if not count:
+            return
         faiss = import_faiss()
         file = segment / FILE
         try:
             self._index = faiss.read_index(str(file), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
-            self._mapped = True
         except RuntimeError:
             # Kinds that cannot be mapped are read into memory.
             try:
                 self._index = faiss.read_index(str(file))
             except RuntimeError as error:
                 raise DataError(f"faiss cannot read {file}: {_reason(error)}. Build the index again.") from None
-        if self._index.ntotal != count:
-            raise DataError(f"{file} holds {self._index.ntotal} vectors for {count} ids; build the index again.")
+        if self._index.ntotal != count or self._index.d != self.dim:
+            raise DataError(
+                f"{file} holds {self._index.ntotal} vectors of {self._index.d} dimensions, expected {count} of "
+                f"{self.dim}; build the index again."
+            )
+        self._mapped = True
+        if self.rescore:
+            self._stored = vectors
+        self._inspect()
+
+    def _open_tail(self, blocks: VectorBlocks) -> None:
+        self._opened = True
+        self._tail = VectorBlocks(self.dim)
+        self._tail.extend(blocks)
+
+
+def _cut(positions: NDArray[np.int64], scores: Vectors, counts: NDArray[np.int64], k: int) -> Found:
+    positions, scores = positions[:, :k], scores[:, :k]
+    if (counts < k).any():
+        positions[scores == -np.inf] = -1
+    return np.ascontiguousarray(positions), np.ascontiguousarray(scores), np.minimum(counts, k)
+
+
+def _to_front(scores: Vectors, positions: NDArray[np.int64], *, descending: bool) -> tuple[Vectors, NDArray[np.int64]]:
+    """Results in their order with those that are not there (−1) behind them."""
+    order = np.argsort(positions < 0, axis=1, kind="stable")
+    scores, positions = np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1)
+    scores[positions < 0] = -np.inf if descending else np.inf
+    return scores, positions
+
+
+def _merged(parts: list[Found], k: int, take_ids: Any) -> Found:
+    """The `k` best over several ranked lists of the same queries."""
+    if len(parts) == 1:
+        return parts[0]
+    positions = np.concatenate([part[0] for part in parts], axis=1)
+    scores = np.concatenate([part[1] for part in parts], axis=1)
+    return _cut(*sort_rows(positions, scores, take_ids), k)
 
 
 @lru_cache(maxsize=1)
@@ -191,7 +454,7 @@ def import_faiss() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             f"faiss cannot be imported ({error}); install it with `pip install faiss-cpu`, or use ExactIndex "
-            "(--kind exact), which needs none."
+            "(--index exact), which needs none."
         ) from None
     if sys.platform == "darwin":
         # torch and faiss each bring an OpenMP runtime there; with one faiss thread they do not meet.

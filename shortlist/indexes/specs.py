@@ -167,9 +167,9 @@ def _ivf(count: int, codes: str) -> str:
 
 
 def _fast_scan(dim: int) -> str:
-    """4-bit product quantiser over sub-vectors of 2 dimensions (3 or 1 where the dimension is odd)."""
+    """4-bit product quantiser of what is left after a vector's cluster, over 2 dimensions each (3 or 1 if odd)."""
     width = next(width for width in (2, 3, 1) if dim % width == 0)
-    return f"PQ{dim // width}x4fs"
+    return f"PQ{dim // width}x4fsr"
 
 
 def _opq(dim: int, count: int) -> str:
@@ -185,5 +185,5 @@ NAMED: dict[str, Callable[[int, int], tuple[str, bool]]] = {
     "sq8": lambda dim, count: (_ivf(count, "SQ8"), False),
     "ivf-pq": lambda dim, count: (_ivf(count, _fast_scan(dim)), True),
     "opq": lambda dim, count: (_opq(dim, count), True),
-    "rabitq": lambda dim, count: (_ivf(count, "RaBitQ"), True),
+    "rabitq": lambda dim, count: (_ivf(count, "RaBitQfs"), True),
 }
