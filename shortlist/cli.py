@@ -148,6 +148,29 @@ def index(
 
 
 @app.command()
+def update(
+    index: Annotated[Path, typer.Argument(help="Directory made by `index`.")],
+    data: Annotated[str | None, typer.Option("--data", help="Add the documents of this collection.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Documents that are there get new vectors.")] = False,
+    remove: Annotated[Path | None, typer.Option("--remove", help="Remove the ids in this file, one a line.")] = None,
+    merge: Annotated[list[Path] | None, typer.Option("--merge", help="Add all of another index (repeatable).")] = None,
+    compact: Annotated[bool, typer.Option("--compact", help="Rewrite without what was removed.")] = False,
+    model: Annotated[str | None, typer.Option("--model", help="Dual encoder (default: the index's own).")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    on_empty: OnEmpty = "keep",
+    on_error: OnError = "fail",
+) -> None:
+    """Add, remove or merge documents of an index. One durable step: all of it, or nothing."""
+    from shortlist.commands.update import update as run
+
+    run(
+        index=index, data=data, replace=replace, remove=remove, merge=list(merge or []), compact=compact, model=model,
+        device=device, dtype=dtype, on_empty=on_empty, on_error=on_error,
+    )  # fmt: skip
+
+
+@app.command()
 def export(
     index: Annotated[Path, typer.Argument(help="Directory made by `index`.")],
     to: Annotated[

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -187,6 +188,24 @@ def commit(index: VectorIndex) -> int:
     appended = [segment for segment in segments if not segment["base"]]
     index._open_tail(open_vectors(home.path, appended, manifest["files"], index.dim))
     return int(manifest["generation"])
+
+
+@contextmanager
+def writing(index: VectorIndex) -> Iterator[None]:
+    """Hold the lock of the index's directory, so that work of hours is not refused when it is committed.
+
+    Raises as `commit`.
+    """
+    home = index._home
+    if home is None:
+        raise ConfigError("this index has no directory to write to; open_index(path) opens one that has.")
+    home.change = home.change or _begin(home)
+    try:
+        yield
+    finally:
+        if home.change is not None:
+            home.change.close()
+            home.change = None
 
 
 def _unchanged(index: VectorIndex, stored: dict[str, Any], record: dict[str, Any]) -> bool:
