@@ -31,6 +31,7 @@ class Encoded:
     """
 
     def __init__(self, ids: Sequence[str]):
+        self.ids = ids
         text = "".join(ids)
         if text.isascii():
             self.lengths = np.fromiter(map(len, ids), np.int64, len(ids))

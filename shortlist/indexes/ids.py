@@ -89,6 +89,10 @@ class _Part:
         strings: NDArray[np.object_] = taken.to_numpy(zero_copy_only=False)
         return strings
 
+    def take(self, positions: Positions) -> list[str]:
+        """The ids at `positions`."""
+        return self.few(positions.tolist()) if len(positions) <= _FEW else self.many(positions).tolist()
+
     def array(self) -> pa.LargeStringArray:
         """All ids as an Arrow array over the mapped files."""
         import pyarrow as pa
@@ -111,18 +115,13 @@ class _Part:
             return tuple(np.concatenate(pair) for pair in zip(*parts, strict=True))
         rows = np.repeat(rows, counts)
         places = self.order[ragged(first, counts)].astype(np.int64)
-        starts = self.offsets[places]
-        lengths = self.offsets[places + 1] - starts
-        likely = (lengths == wanted.lengths[rows]) & (lengths > 0)
+        likely = self.offsets[places + 1] - self.offsets[places] == wanted.lengths[rows]
         if alive is not None:
             likely &= alive[places]
-        rows, places, starts, lengths = rows[likely], places[likely], starts[likely], lengths[likely]
-        if len(rows):
-            ours = np.frombuffer(self._blob, np.uint8)[ragged(starts, lengths)]
-            theirs = wanted.bytes[ragged(wanted.starts[rows], lengths)]
-            equal = np.logical_and.reduceat(ours == theirs, np.cumsum(lengths) - lengths)
-            rows, places = rows[equal], places[equal]
-        return rows, places
+        rows, places = rows[likely], places[likely]
+        ours = self.take(places)
+        equal = [row for row, value in enumerate(map(wanted.ids.__getitem__, rows.tolist())) if value == ours[row]]
+        return rows[equal], places[equal]
 
 
 class IdTable:
@@ -207,10 +206,10 @@ class IdTable:
         """The ids at `positions`."""
         if not self._mapped:
             return self._tail[positions].tolist()
+        if len(self._parts) == 1 and not self._used:
+            return self._parts[0].take(positions)
         if len(positions) <= _FEW:
             return self._take_few(positions.tolist())
-        if len(self._parts) == 1 and not self._used:
-            return self._parts[0].many(positions).tolist()
         taken = np.empty(len(positions), object)
         # Part by part, the tail last.
         owner = np.searchsorted(self._starts, np.minimum(positions, self._mapped), side="right") - 1
@@ -224,8 +223,6 @@ class IdTable:
         return taken.tolist()
 
     def _take_few(self, positions: list[int]) -> list[str]:
-        if len(self._parts) == 1 and not self._used:
-            return self._parts[0].few(positions)
         starts, mapped, taken = self._starts, self._mapped, []
         for position in positions:
             if position >= mapped:
