@@ -46,7 +46,7 @@ def examine() -> dict[str, Any]:
     if len({_family(name) for name in runtimes}) > 1 and platform.system() == "Darwin":
         attention.append(
             f"several OpenMP runtimes are loaded ({', '.join(runtimes)}); "
-            "if the process aborts or hangs, use --kind exact."
+            "if the process aborts or hangs, use --index exact."
         )
     cache = Path(os.environ.get("SHORTLIST_CACHE", "~/.cache/shortlist")).expanduser()
     existing = next(path for path in [cache, *cache.parents] if path.exists())

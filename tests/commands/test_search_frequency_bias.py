@@ -67,7 +67,7 @@ def assert_run(run, expected):
 def test_scores_are_those_by_hand_with_and_without_an_index(trained, toy_xc, tmp_path, tau):
     expected = by_hand(trained, toy_xc, tau)
     index(model=trained, data=toy_xc, output=tmp_path / "exact", frequency_prior="train")
-    index(model=trained, data=toy_xc, output=tmp_path / "hnsw", kind="faiss", factory="HNSW16", frequency_prior="train")
+    index(model=trained, data=toy_xc, output=tmp_path / "hnsw", index="HNSW16", frequency_prior="train")
     options = {"data": toy_xc, "split": "test", "top_k": 5, "frequency_bias": tau, "overwrite": True}
     direct = search(model=trained, output=tmp_path / "direct.run", **options)
     assert_run(direct, expected)

@@ -48,7 +48,7 @@ def test_the_label_side_trains_and_is_indexed_searched_and_evaluated(
     assert after >= before + 0.15 and measured(out, toy_xc, tmp_path / "fit.run", split="train") > 0.9
     encoder = DualEncoder.from_pretrained(out)
     assert encoder.document_side == side and encoder.temperature == 0.1
-    index(model=out, data=toy_xc, output=tmp_path / "index", kind="faiss")
+    index(model=out, data=toy_xc, output=tmp_path / "index", index="flat")
     capsys.readouterr()
     search(index=tmp_path / "index", data=toy_xc, split="test", top_k=12, output=tmp_path / "out.run.gz")
     evaluate_files([str(tmp_path / "out.run.gz"), "P@1"], data=str(toy_xc), split="test")
