@@ -100,6 +100,12 @@ def test_the_guide_shows_an_index_that_takes_the_dimensions(dim, index, tmp_path
     assert ("CREATE INDEX" in guide(tmp_path / "out")) == (index is not None)
 
 
+def test_the_minus_of_the_score_is_outside_the_square(tmp_path):
+    # in SQL a sign binds more tightly than ^: -(x) ^ 2 is positive
+    export_index(sample(metric="l2"), "pgvector", tmp_path / "out")
+    assert "-((vector <-> :'vector') ^ 2) AS score" in guide(tmp_path / "out")
+
+
 @pytest.mark.skipif("SHORTLIST_TEST_POSTGRES" not in os.environ or not shutil.which("psql"), reason="needs a server")
 @pytest.mark.parametrize("metric", ["ip", "l2"])
 def test_a_server_loads_the_export_and_searches_agree(metric, tmp_path):

@@ -102,7 +102,7 @@ def guide(source: Source, outcome: Outcome) -> str:
 
 _METRIC = {
     "ip": {"operator": "<#>", "classes": "ip_ops", "score": "-(vector <#> :'vector')"},
-    "l2": {"operator": "<->", "classes": "l2_ops", "score": "-(vector <-> :'vector') ^ 2"},
+    "l2": {"operator": "<->", "classes": "l2_ops", "score": "-((vector <-> :'vector') ^ 2)"},
 }
 _INDEX = """
 Without an index PostgreSQL compares all vectors, as an exact index of shortlist does. For speed:
