@@ -253,7 +253,7 @@ def mine(
     margin: Annotated[
         float | None, typer.Option("--margin", help="Drop above the positives' mean score minus this.")
     ] = None,
-    index: Annotated[str, typer.Option("--index", help="exact, or a FAISS factory string such as HNSW32.")] = "exact",
+    index: Annotated[str, typer.Option("--index", help="exact, hnsw, ivf-flat …, or a FAISS factory string.")] = "exact",
     device: Device = "auto",
     dtype: Dtype = "auto",
     on_empty: OnEmpty = "keep",

@@ -127,7 +127,7 @@ class MiningConfig(Section):
     depth: Count = 100  # documents asked for a query
     start_epoch: Annotated[int, Field(ge=0)] = 0  # the first epoch with mined negatives
     refresh_epochs: Count = 5
-    index: str = "exact"  # or a FAISS factory string
+    index: str = "exact"  # or hnsw, ivf-flat …, or a FAISS factory string
     skip: Annotated[int, Field(ge=0)] = 0  # best ranks passed over
     min_score: float | None = None
     max_score: float | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -249,8 +250,20 @@ class Index(Protocol):
         """Remove what is there of `ids`; returns how many were."""
         ...
 
-    def search(self, vectors: NDArray[np.float32], k: int) -> list[list[tuple[str, float]]]:
-        """The `k` best `(id, score)` of each query, best first; fewer when the index is smaller."""
+    def search(self, vectors: NDArray[np.float32], k: int, filter: Any = None) -> list[list[tuple[str, float]]]:
+        """The `k` best `(id, score)` of each query that pass `filter`, best first; fewer where there are fewer."""
+        ...
+
+    def merge(self, other: Any) -> int:
+        """Add everything that is in `other`; returns how many vectors came in."""
+        ...
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index to a directory that `open_index` opens."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """What the index is, how much it holds and how large it is."""
         ...
 
 

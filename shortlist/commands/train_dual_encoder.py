@@ -25,7 +25,7 @@ from shortlist.data.label_qrels import positive_counts
 from shortlist.data.splits import split_off_dev
 from shortlist.errors import ConfigError, DataError, MissingInputError
 from shortlist.files import sha256
-from shortlist.indexes import ExactIndex, FaissIndex
+from shortlist.indexes import ExactIndex, new_index
 from shortlist.metrics.xc import DEFAULT_PROPENSITY
 from shortlist.retrieval import DualEncoder
 from shortlist.retrieval.engine import Forward
@@ -106,8 +106,8 @@ class DualEncoderJob:
         self.filters = MiningFilters(
             mining.skip, mining.min_score, mining.max_score, mining.relative_margin, mining.margin
         )
-        if "mined" in self.sources and mining.index != "exact":
-            FaissIndex(self.encoder.dim, factory=mining.index)
+        if "mined" in self.sources:
+            new_index(mining.index, self.encoder.dim)
         if "given" in self.sources and "bm25" not in self.sources:
             self._batches()
 

@@ -206,6 +206,9 @@ def writing(index: VectorIndex) -> Iterator[None]:
         if home.change is not None:
             home.change.close()
             home.change = None
+            if home.compacted is not None:
+                # A compaction that was given up: the index stands on files that are no more.
+                index._home = None
 
 
 def _unchanged(index: VectorIndex, stored: dict[str, Any], record: dict[str, Any]) -> bool:

@@ -16,6 +16,8 @@ from shortlist.files import refuse_directory, refuse_existing
 from shortlist.indexes.base import VectorIndex
 from shortlist.indexes.build import encode_slices
 from shortlist.indexes.exact import ExactIndex
+from shortlist.indexes.kinds import new_index
+from shortlist.indexes.specs import parse_spec
 from shortlist.indexes.topk import sort_rows
 from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DEFAULT_TEMPLATE, DualEncoder
 from shortlist.retrieval.engine import Forward, progress_bar
@@ -42,7 +44,7 @@ class DenseCandidates:
     Args:
         encoder: a dual encoder; its vectors are made anew for this object.
         corpus: the documents; found rows are rows of it.
-        index: "exact", or a FAISS factory string such as "Flat" or "HNSW32".
+        index: what searches, such as "exact", "hnsw" or a FAISS factory string (see `shortlist.indexes.specs`).
         device: of the exact index.
         vectors: ids and vectors of the corpus in its order, in blocks; None encodes it.
     """
@@ -58,18 +60,13 @@ class DenseCandidates:
     ):
         self.encoder = encoder
         self.vectors = np.empty((len(corpus), encoder.dim), np.float32)
-        self.index: VectorIndex
-        if index == "exact":
-            self.index = ExactIndex(encoder.dim, device=device)
-        else:
-            from shortlist.indexes.faiss import FaissIndex
-
-            self.index = FaissIndex(encoder.dim, factory=index)
+        exact = parse_spec(index, dim=encoder.dim).kind == "exact"
+        self.index: VectorIndex = new_index(index, encoder.dim, device=device if exact else "auto", count=len(corpus))
         ids: list[str] = []
         for part, block in encode_slices(encoder, corpus) if vectors is None else vectors:
             self.vectors[len(ids) : len(ids) + len(part)] = block
             ids += part
-        # In one piece, because a factory that clusters learns from the first vectors it is given.
+        # In one piece: a kind that clusters learns from all of them.
         self.index.add(ids, self.vectors)
         if isinstance(self.index, ExactIndex):
             (self.vectors,) = self.index.vectors()  # one copy is enough
@@ -187,7 +184,7 @@ def mine_hard_negatives(
         max_score: highest score of a negative.
         relative_margin: a negative's score is at most (1 − relative_margin) × the query's positive score.
         margin: a negative's score is at most the positive score − margin.
-        index: "exact", or a FAISS factory string.
+        index: what searches, such as "exact", "hnsw" or a FAISS factory string.
         banned: query id → documents that must never be predicted for it (a collection's `filters`).
         system: name of the search in the file (default: "bm25", or the model's name).
         device: of the model.
