@@ -53,7 +53,7 @@ class Change:
 
     def __init__(self, path: Path):
         self.path = path
-        self._handle = _lock(path)
+        self._handle = lock_directory(path)
         # Also without `close`, as when the index that holds this is forgotten.
         self._release = weakref.finalize(self, os.close, self._handle)
         try:
@@ -218,7 +218,7 @@ def _entry(file: Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "sha256": sha256(file)}
 
 
-def _lock(path: Path) -> int:
+def lock_directory(path: Path) -> int:
     """An open handle of the directory `path` that holds its lock; closing it lets go of the lock."""
     while True:
         handle = os.open(path, os.O_RDONLY)
