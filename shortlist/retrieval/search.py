@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shortlist.data.documents import Document
 from shortlist.errors import ConfigError, DataError, IndexMismatchError
 from shortlist.indexes.base import VectorIndex
+from shortlist.indexes.filters import Filter, as_filter
 from shortlist.indexes.frequency import with_bias
 from shortlist.retrieval.dual_encoder import DualEncoder, as_texts
 from shortlist.retrieval.encode import encode_stream
@@ -63,24 +64,28 @@ class Retriever:
         queries: Texts,
         k: int | None = 100,
         *,
+        filter: Any = None,
         exclude_self: bool = False,
         filters: Mapping[str, Collection[str]] | None = None,
         name: str = "dense",
     ) -> Run:
-        """The `k` best documents of each query, in input order; fewer where the index is smaller.
+        """The `k` best documents of each query, in input order; fewer where fewer are there or pass the filter.
 
         Args:
             queries: mapping id → text; or a list of texts, or one text, whose ids are then "0", "1", ….
             k: documents a query, at least 1; None for all.
+            filter: which documents may be returned to any query: an expression such as "year >= 2010", a
+                `shortlist.indexes.Filter`, or a set of ids; None: all.
             exclude_self: leave out the document that has the query's own id (ArguAna, Quora).
             filters: query id → document ids to leave out (filter files of extreme classification). What is left out
                 is replaced by the next best, so that every list has `k` documents.
             name: name of the run.
 
         Raises:
-            ConfigError: k below 1.
+            ConfigError: k below 1, or a filter that does not fit the fields of the index.
             DataError: a query that is not a text, named.
         """
+        filter = self._filter(filter)
         k = max(len(self.index), 1) if k is None else check_k(k)
         ids, texts = as_texts(queries)
         if ids is None:
@@ -93,7 +98,7 @@ class Retriever:
                 names = part[start : start + rows]
                 banned = [left_out(query, exclude_self, filters) for query in names]
                 # More than k, since the documents to leave out may be among them.
-                found = self._lookup(vectors[start : start + rows], k + max(map(len, banned)))
+                found = self._lookup(vectors[start : start + rows], k + max(map(len, banned)), filter)
                 for query, out, (documents, scores) in zip(names, banned, found, strict=True):
                     if not out.isdisjoint(documents):
                         kept = [position for position, document in enumerate(documents) if document not in out]
@@ -101,23 +106,30 @@ class Retriever:
                     run.add(query, documents[:k], scores[:k])
         return run
 
-    def rank(self, query: str, k: int = 10) -> list[Ranked]:
-        """The `k` best documents of one query text, best first, with the documents where they are stored.
+    def rank(self, query: str, k: int = 10, *, filter: Any = None) -> list[Ranked]:
+        """The `k` best documents of one query text that pass `filter`, best first, with what is stored of them.
 
         Documents come from the corpus, else from the document store of the index, else they are None.
         """
         check_k(k)
         if not isinstance(query, str):
             raise DataError(f"query is {type(query).__name__}; rank takes one text, search takes many.")
+        filter = self._filter(filter)
         (vectors,) = [vectors for _, vectors in self._encoded(["0"], as_texts(query)[1])]
         if not isinstance(self.index, VectorIndex):
-            found = self.index.search(vectors, k)[0]
+            found = _search(self.index, vectors, k, filter)[0]
             return [Ranked(id, score, rank, self._document(id)) for rank, (id, score) in enumerate(found, 1)]
-        positions, scores, counts = self.index.search_arrays(vectors, k)
-        # By position: looking up an id would first build a table of all ids.
+        positions, scores, counts = self.index.search_arrays(vectors, k, filter)
         places = positions[0, : counts[0]].tolist()
         rows = zip(self.index.ids_at(places), scores[0].tolist(), places, strict=False)
         return [Ranked(id, score, rank, self._document(id, place)) for rank, (id, score, place) in enumerate(rows, 1)]
+
+    def _filter(self, filter: Any) -> Filter | None:
+        """What a `filter=` argument means; one that the index refuses fails here, before anything is encoded."""
+        chosen = as_filter(filter)
+        if chosen is not None and isinstance(self.index, VectorIndex):
+            chosen.mask(self.index)  # kept by the index for the search
+        return chosen
 
     def _document(self, id: str, position: int | None = None) -> Document | None:
         if self.corpus is not None:
@@ -142,14 +154,25 @@ class Retriever:
         while part := list(islice(pairs, _SLICE)):
             yield [id for id, _ in part], self.encoder.encode_queries([text for _, text in part])
 
-    def _lookup(self, vectors: NDArray[np.float32], k: int) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
+    def _lookup(
+        self, vectors: NDArray[np.float32], k: int, filter: Filter | None
+    ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
         if isinstance(self.index, VectorIndex):
-            positions, scores, counts = self.index.search_arrays(vectors, k)
+            positions, scores, counts = self.index.search_arrays(vectors, k, filter)
+            # All ids at once: many are read several times faster together.
+            ids = self.index.ids_at(positions[np.arange(positions.shape[1]) < counts[:, None]])
+            start = 0
             for row, count in enumerate(counts.tolist()):
-                yield self.index.ids_at(positions[row, :count]), scores[row, :count]
+                yield ids[start : start + count], scores[row, :count]
+                start += count
             return
-        for results in self.index.search(vectors, k):
+        for results in _search(self.index, vectors, k, filter):
             yield [id for id, _ in results], np.array([score for _, score in results], np.float32)
+
+
+def _search(index: Index, vectors: NDArray[np.float32], k: int, filter: Filter | None) -> list[list[tuple[str, float]]]:
+    # An index of the user's own need not know filters.
+    return index.search(vectors, k) if filter is None else index.search(vectors, k, filter)
 
 
 def _check_model(encoder: Encoder, index: Index) -> None:
