@@ -7,6 +7,7 @@ less than it could have.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,8 +65,18 @@ def search_index(index: VectorIndex, queries: Vectors, k: int, allowed: Mask | N
     return positions, scores, counts
 
 
-def scan_exactly(index: VectorIndex, queries: Vectors, k: int, allowed: Mask | None) -> Found:
-    """The `k` best of the `allowed` positions by the scores of `index.vectors_at`, slice by slice."""
+def scan_exactly(
+    index: VectorIndex,
+    queries: Vectors,
+    k: int,
+    allowed: Mask | None,
+    *,
+    progress: Callable[[int], object] | None = None,
+) -> Found:
+    """The `k` best of the `allowed` positions by the scores of `index.vectors_at`, slice by slice.
+
+    `progress` is called with the number of vectors of each slice.
+    """
     everything = np.arange(len(index._ids)) if allowed is None else np.flatnonzero(allowed)
     if len(everything) <= _SLICE:
         positions, scores, counts = _scan_part(index, queries, k, everything)
@@ -77,6 +88,8 @@ def scan_exactly(index: VectorIndex, queries: Vectors, k: int, allowed: Mask | N
         positions, scores, _ = _scan_part(index, queries, min(k, len(part)), part)
         rows, columns = np.nonzero(scores > -np.inf)
         best.add(rows, positions[rows, columns], scores[rows, columns])
+        if progress is not None:
+            progress(len(part))
     return best.finish()
 
 
