@@ -46,7 +46,7 @@ from shortlist.data import Collection
 from shortlist.files import atomic_directory, write_json
 from shortlist.metrics import count_labels
 from shortlist.retrieval import LexicalRetriever
-from shortlist.retrieval.lexical import Analyzer
+from shortlist.retrieval.analysis import Analyzer
 from shortlist.types import Run
 
 MEASURES = ["P@1", "P@3", "P@5", "PSP@1", "PSP@5", "nDCG@5", "R@10", "R@100"]

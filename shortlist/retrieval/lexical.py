@@ -1,92 +1,70 @@
-"""BM25: the lexical first stage, through bm25s, with the same interface as the dense retriever.
+"""BM25: the lexical first stage, through bm25s, with the same calls as the dense retriever.
 
-Lucene's BM25 with the constants usual for short documents (k1 0.9, b 0.4), Snowball stems and stop words. Queries are
-plain text: no character in them is an operator. A document without any term of the query is not ranked at all (bm25s
-alone would pad the list with zero scores), and ties at the cut are resolved exactly, by the package's one rule.
+Lucene's BM25 with the constants usual for short documents (k1 0.9, b 0.4); stems and stop words by language. Queries
+are plain text: no character in them is an operator. A document without any term of the query is not ranked at all
+(bm25s alone would pad the list with zero scores), and ties at the cut are resolved exactly, by the package's one rule.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import bm25s
 import numpy as np
-import Stemmer
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from shortlist.data import Corpus
-from shortlist.errors import ConfigError, DataError, MissingInputError
-from shortlist.files import atomic_directory, write_json
-from shortlist.indexes.ids import IdTable, IdWriter
-from shortlist.types import Run, Texts, check_k, left_out, named_queries, rank_order
+from shortlist.data.documents import Document
+from shortlist.errors import ConfigError, DataError
+from shortlist.indexes.documents import DocumentStore
+from shortlist.indexes.fields import FieldStore
+from shortlist.indexes.filters import as_filter
+from shortlist.indexes.ids import IdTable
+from shortlist.retrieval import lexical_files
+from shortlist.retrieval.analysis import BY_LANGUAGE, Analyzer
+from shortlist.types import Ranked, Run, Texts, check_k, left_out, named_queries, rank_order
 
 logger = logging.getLogger(__name__)
 # bm25s sets its own logger to DEBUG at import, which would pass every handler of the application.
 logging.getLogger("bm25s").setLevel(logging.WARNING)
-
-FORMAT, FORMAT_VERSION = "shortlist-bm25", 1
-# As in Lucene-like tokenisers of bm25s and scikit-learn: runs of two or more letters, digits or underscores.
-_WORD = re.compile(r"\b\w\w+\b")
-
-
-class Analyzer:
-    """Text → terms: lower case, words of two or more characters, stop words out, Snowball stems.
-
-    Args:
-        stemmer: a Snowball algorithm name (`english`, `german`, …) or None.
-        stopwords: a language that bm25s has a list for (`en`, `de`, …), a list of words, or None.
-
-    Raises:
-        ConfigError: an unknown stemmer or stop word list.
-    """
-
-    def __init__(self, *, stemmer: str | None = "english", stopwords: str | Sequence[str] | None = "en"):
-        self.stemmer, self.stopwords = stemmer, stopwords
-        if stemmer is not None and stemmer not in Stemmer.algorithms():
-            raise ConfigError(
-                f"stemmer is {stemmer!r}; expected null or one of {', '.join(sorted(Stemmer.algorithms()))}."
-            )
-        self._stem = str if stemmer is None else Stemmer.Stemmer(stemmer).stemWord
-        try:
-            words = bm25s.tokenization.Tokenizer(stopwords=stopwords).stopwords  # type: ignore[arg-type]
-        except ValueError:
-            raise ConfigError(
-                f"stopwords is {stopwords!r}; expected null, a list of words or one of en, en_plus, da, de, es, fr, "
-                "it, ko, nl, no, pt, ru, sv, tr, zh."
-            ) from None
-        self._stopwords = frozenset(words)
-
-    def __call__(self, text: str) -> list[str]:
-        """The terms of `text` in order, repeated ones included."""
-        return [term for term in map(self.term, self.words(text)) if term is not None]
-
-    def words(self, text: str) -> list[str]:
-        """The lower-case words of `text`, stop words included."""
-        return _WORD.findall(text.lower())
-
-    def term(self, word: str) -> str | None:
-        """The term that a word is indexed under, None for a stop word."""
-        return None if word in self._stopwords else self._stem(word)
 
 
 class LexicalRetriever:
     """BM25 over a corpus. Build it, search it, save it; an opened one is memory-mapped.
 
     Prefer it as the baseline of every table, as the source of hard negatives, and where queries hold names and codes.
+
+    Documents can be removed, not added: the weight of a term depends on all documents, and bm25s stores it multiplied
+    out in every posting. A removed document is never returned; the weights of the others stay as they were built.
+
+    Attributes:
+        analyzer: turns texts into terms.
+        template: how title and text were joined.
+        documents: the stored documents of an opened index, None if it has none.
+        corpus: the documents it was built from, None for an opened index.
     """
 
-    def __init__(self, scorer: bm25s.BM25, ids: IdTable, analyzer: Analyzer, *, template: str | None = None):
+    def __init__(
+        self,
+        scorer: bm25s.BM25,
+        ids: IdTable,
+        analyzer: Analyzer,
+        *,
+        template: str | None = None,
+        documents: DocumentStore | None = None,
+    ):
         self._scorer, self._ids, self.analyzer, self.template = scorer, ids, analyzer, template
+        self.documents = documents
+        self.corpus: Corpus | None = None
+        self._corpus_fields: FieldStore | None = None
+        self._home: lexical_files.Home | None = None
 
     @classmethod
     def build(
@@ -95,8 +73,9 @@ class LexicalRetriever:
         *,
         k1: float = 0.9,
         b: float = 0.4,
-        stemmer: str | None = "english",
-        stopwords: str | Sequence[str] | None = "en",
+        language: str | None = "english",
+        stemmer: str | None = BY_LANGUAGE,
+        stopwords: str | Sequence[str] | None = BY_LANGUAGE,
         template: str | None = None,
     ) -> LexicalRetriever:
         """Index a corpus; texts are streamed and only their term numbers kept (4 bytes a word, then 8 a posting).
@@ -106,17 +85,18 @@ class LexicalRetriever:
                 (id, text) pairs or plain texts, whose ids are then their positions.
             k1: saturation of term frequency, at least 0.
             b: length normalisation, 0 (none) to 1.
-            stemmer: Snowball algorithm, or None.
-            stopwords: language, list of words, or None.
+            language: sets stemmer and stop words: a name such as "german", or a code ("de"); None for neither.
+            stemmer: Snowball algorithm in place of the language's, or None.
+            stopwords: a list of words, or the code of another language, in place of the language's, or None.
             template: how title and text are joined; the corpus's own by default, title first.
 
         Raises:
-            ConfigError: constants out of range, unknown stemmer or stop words.
+            ConfigError: constants out of range, unknown language, stemmer or stop words.
             DataError: an empty corpus, one without any word, a repeated id.
         """
         if not (isinstance(k1, Real) and 0 <= k1 < math.inf and isinstance(b, Real) and 0 <= b <= 1):
             raise ConfigError(f"BM25 with k1={k1!r} and b={b!r}; expected a finite k1 of at least 0 and b from 0 to 1.")
-        analyzer = Analyzer(stemmer=stemmer, stopwords=stopwords)
+        analyzer = Analyzer(language=language, stemmer=stemmer, stopwords=stopwords)
         if not isinstance(corpus, Corpus):
             corpus = Corpus.from_documents(corpus if isinstance(corpus, Mapping) else _with_ids(corpus))
         template = corpus.template if template is None else template
@@ -133,10 +113,24 @@ class LexicalRetriever:
             raise DataError(f"none of the {len(corpus)} documents holds a word to index; is the text field filled?")
         scorer = bm25s.BM25(k1=k1, b=b, method="lucene", csc_backend="scipy")
         scorer.index(postings, create_empty_token=False, show_progress=False)
-        return cls(scorer, ids, analyzer, template=template)
+        retriever = cls(scorer, ids, analyzer, template=template)
+        retriever.corpus = corpus
+        return retriever
+
+    @property
+    def fields(self) -> FieldStore | None:
+        """The fields of the documents as columns, for filters; None where only ids are known."""
+        if self.documents is not None:
+            return self.documents.fields
+        if self.corpus is not None and self._corpus_fields is None:
+            # Only now: the metadata of a corpus is read document by document.
+            self._corpus_fields = FieldStore()
+            self._corpus_fields.append(document.metadata for document in self.corpus)
+        return self._corpus_fields
 
     def __len__(self) -> int:
-        return len(self._ids)
+        """Number of documents, without the removed ones."""
+        return self._ids.num_present
 
     def __repr__(self) -> str:
         return f"LexicalRetriever({len(self)} documents, k1={self.k1}, b={self.b})"
@@ -156,6 +150,7 @@ class LexicalRetriever:
         queries: Texts,
         k: int = 100,
         *,
+        filter: Any = None,
         exclude_self: bool = False,
         filters: Mapping[str, Collection[str]] | None = None,
         name: str = "bm25",
@@ -167,11 +162,17 @@ class LexicalRetriever:
         Args:
             queries: mapping id → text; or a text or list of texts, whose ids are then "0", "1", ….
             k: documents a query, at least 1; more than the corpus holds gives fewer.
+            filter: which documents may be returned to any query: an expression such as "year >= 2010", a
+                `shortlist.indexes.Filter`, or a set of ids; None: all.
             exclude_self: leave out the document with the query's own id.
             filters: query id → document ids to leave out, replaced by the next best.
             name: name of the run.
+
+        Raises:
+            ConfigError: k below 1, or a filter that does not fit the fields of the documents.
         """
         check_k(k)
+        mask = self._allowed(filter)
         run, unanswered = Run(name=name), []
         vocab = self._scorer.vocab_dict
         for query, text in named_queries(queries).items():
@@ -181,6 +182,8 @@ class LexicalRetriever:
                 run.add(query, [], np.zeros(0, np.float32))
                 continue
             scores = self._scorer.get_scores_from_ids(terms)
+            if mask is not None:
+                scores = np.where(mask, scores, 0)
             out = left_out(query, exclude_self, filters)
             # More than k, since the documents to leave out may be among them.
             positions = _best(scores, k + len(out))
@@ -193,6 +196,26 @@ class LexicalRetriever:
                 len(unanswered), len(run), ", ".join(map(repr, unanswered[:3])),
             )  # fmt: skip
         return run
+
+    def rank(self, query: str, k: int = 10, *, filter: Any = None) -> list[Ranked]:
+        """The `k` best documents of one query text, best first, with the documents where they are known."""
+        if not isinstance(query, str):
+            raise DataError(f"query is {type(query).__name__}; rank takes one text, search takes many.")
+        ids, scores = self.search(query, k, filter=filter).ranking("0")
+        return [
+            Ranked(id, score, rank, self.document(id))
+            for rank, (id, score) in enumerate(zip(ids, scores.tolist(), strict=True), 1)
+        ]
+
+    def document(self, id: str) -> Document | None:
+        """The document of `id`, from the corpus or the stored documents; None if it is in neither."""
+        if self.documents is None:
+            return self.corpus.get(id) if self.corpus is not None else None
+        position = int(self._ids.find([id])[0])
+        stored = self.documents.get(position) if position >= 0 else None
+        return (
+            None if stored is None else Document(stored["id"], stored["title"], stored["text"], stored.get("metadata"))
+        )
 
     def score(self, query: str, ids: Sequence[str]) -> NDArray[np.float32]:
         """BM25 scores `(docs,)` of one query text for the documents of `ids`; 0 where they share no term.
@@ -209,33 +232,59 @@ class LexicalRetriever:
             return np.zeros(len(ids), np.float32)
         return np.asarray(self._scorer.get_scores_from_ids(terms), np.float32)[positions]
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the index as a directory, whole or not at all: bm25s's arrays, the ids and a manifest.
+    def remove(self, ids: Iterable[str] | str) -> int:
+        """Remove what is there of `ids`; returns how many were. On disk it is removed by `commit`."""
+        found = np.unique(self._ids.find([ids] if isinstance(ids, str) else list(ids)))
+        found = found[found >= 0]
+        self._ids.remove(found)
+        return len(found)
+
+    def add(self, ids: Any, documents: Any = None) -> None:
+        """Always refused (ConfigError): see the class."""
+        raise ConfigError(
+            "documents cannot be added to a BM25 index: the weight of every term depends on all documents. Build it "
+            "again with the new ones (`shortlist index --index bm25 --overwrite`)."
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """What the index is: kind, documents, removed, terms, postings, bytes of the postings, and its settings."""
+        arrays = [self._scorer.scores[name] for name in ("data", "indices", "indptr")]
+        return {
+            "spec": "bm25",
+            "kind": "bm25",
+            "count": len(self),
+            "removed": self._ids.num_removed,
+            "terms": len(self._scorer.vocab_dict),
+            "postings": len(arrays[0]),
+            "bytes": sum(array.nbytes for array in arrays),
+            "generation": self._home.generation if self._home is not None else None,
+            "documents": self.documents is not None or self.corpus is not None,
+            **self.settings(),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What can move a score: k1, b, language, stemmer, stop words, template."""
+        return {"k1": self.k1, "b": self.b, **self.analyzer.settings(), "template": self.template}
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, documents: bool = True) -> None:
+        """Write the index as a directory, whole or not at all; titles, texts and fields with it if they are known.
 
         Raises:
             OutputExistsError: `path` exists and `overwrite` is false.
         """
-        with atomic_directory(path, overwrite=overwrite) as directory:
-            self._scorer.save(directory, show_progress=False)
-            writer = IdWriter(directory)
-            writer.append(self._ids)
-            writer.close()
-            manifest = {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "kind": "bm25",
-                "count": len(self),
-                "k1": self.k1,
-                "b": self.b,
-                "stemmer": self.analyzer.stemmer,
-                "stopwords": self.analyzer.stopwords
-                if self.analyzer.stopwords is None or isinstance(self.analyzer.stopwords, str)
-                else list(self.analyzer.stopwords),
-                "template": self.template,
-                "bm25s": bm25s.__version__,
-                "files": {file.name: file.stat().st_size for file in sorted(directory.iterdir())},
-            }
-            write_json(directory / "manifest.json", manifest)
+        self._home = lexical_files.write(self, path, overwrite=overwrite, documents=documents)
+
+    def commit(self) -> int:
+        """Write removals durably into the directory that was opened or saved to; returns the new generation.
+
+        Raises:
+            ConfigError: the index was never saved.
+            ShortlistError: another process is writing there, or has written since.
+        """
+        if self._home is None:
+            raise ConfigError("this BM25 index is not on disk yet; save it first.")
+        self._home = lexical_files.commit(self._home, self._ids)
+        return self._home.generation
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> LexicalRetriever:
@@ -243,30 +292,21 @@ class LexicalRetriever:
 
         Raises:
             MissingInputError: no such directory.
-            DataError: not a BM25 index, written by a newer version, or a file is missing or cut short (it is named).
+            DataError: not a BM25 index, of another format version, or a file is missing, cut or changed (it is named).
         """
-        directory = Path(path)
-        if not directory.is_dir():
-            raise MissingInputError(f"no BM25 index at {directory}: there is no such directory.")
-        try:
-            manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            manifest = None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise DataError(f"{directory} is not a BM25 index (its manifest.json does not say {FORMAT!r}).")
-        if manifest["format_version"] > FORMAT_VERSION:
-            raise DataError(
-                f"{directory} has format version {manifest['format_version']}, this shortlist reads up to "
-                f"{FORMAT_VERSION}; upgrade shortlist or build the index again."
-            )
-        for name, size in manifest["files"].items():
-            file = directory / name
-            if not file.is_file() or file.stat().st_size != size:
-                found = f"has {file.stat().st_size} bytes" if file.is_file() else "is missing"
-                raise DataError(f"{file} {found}, the manifest says {size}; build the index again.")
-        analyzer = Analyzer(stemmer=manifest["stemmer"], stopwords=manifest["stopwords"])
-        scorer = bm25s.BM25.load(directory, mmap=True, show_progress=False)
-        return cls(scorer, IdTable.open(directory), analyzer, template=manifest["template"])
+        home, manifest, scorer, ids, documents = lexical_files.open_parts(path)
+        analyzer = Analyzer(language=manifest["language"], stemmer=manifest["stemmer"], stopwords=manifest["stopwords"])
+        retriever = cls(scorer, ids, analyzer, template=manifest["template"], documents=documents)
+        retriever._home = home
+        return retriever
+
+    def _allowed(self, filter: Any) -> NDArray[np.bool_] | None:
+        """True where a position may be returned, `(positions,)`; None for all."""
+        chosen, alive = as_filter(filter), self._ids.alive()
+        if chosen is None:
+            return alive
+        mask = chosen.mask(self)
+        return mask if alive is None else mask & alive
 
 
 class _TermNumbers(dict[str, int]):

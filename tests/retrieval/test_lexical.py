@@ -3,14 +3,16 @@
 import json
 import logging
 import math
+import os
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from shortlist.data import Corpus
-from shortlist.errors import ConfigError, DataError, MissingInputError, OutputExistsError
-from shortlist.retrieval.lexical import Analyzer, LexicalRetriever
+from shortlist.errors import ConfigError, DataError, MissingInputError, OutputExistsError, ShortlistError
+from shortlist.retrieval.analysis import Analyzer
+from shortlist.retrieval.lexical import LexicalRetriever
 
 DOCUMENTS = {
     "cats": {"title": "Cats", "text": "A cat sleeps. Cats sleep by day and hunt at night."},
@@ -179,6 +181,9 @@ def test_settings_are_checked():
         {"k1": "x"},
         {"stemmer": "klingon"},
         {"stopwords": "klingon"},
+        {"stopwords": ["a", 1]},
+        {"language": "klingon"},
+        {"language": "thai"},
     ):
         with pytest.raises(ConfigError):
             LexicalRetriever.build({"a": "text"}, **options)
@@ -189,6 +194,160 @@ def test_stems_and_stop_words_are_options():
     assert Analyzer(stemmer=None, stopwords=None)("The dogs") == ["the", "dogs"]
     assert Analyzer(stemmer="german", stopwords=["der"])("der Hunde") == ["hund"]
     assert list(LexicalRetriever.build({"a": "dogs"}, stemmer=None).search("dog", 1)["0"]) == []
+
+
+@pytest.mark.parametrize(
+    ("language", "document", "query", "stopword"),
+    [
+        ("german", "Die Häuser der Städte", "haus stadt", "der"),
+        ("fr", "Les chevaux mangeaient", "cheval manger", "les"),
+        ("finnish", "talossa", "talo", None),
+        ("Russian", "документы корпуса", "документ", None),
+    ],
+)
+def test_one_name_of_a_language_sets_stems_and_stop_words(language, document, query, stopword):
+    retriever = LexicalRetriever.build({"a": document, "b": "other"}, language=language)
+    assert list(retriever.search(query, 5)["0"]) == ["a"]
+    assert stopword is None or retriever.analyzer(stopword) == []
+    assert Analyzer(language=language).settings()["language"] == retriever.analyzer.language
+
+
+def test_stemmer_and_stop_words_can_be_set_apart_from_the_language():
+    assert Analyzer(language="german", stemmer=None)("der Häuser") == ["häuser"]
+    assert Analyzer(language="german", stopwords=["häuser"])("der Häuser") == ["der"]
+    assert Analyzer(language="german", stopwords="en")("der the") == ["der"]
+    assert Analyzer(language=None)("The dogs") == ["the", "dogs"]
+    assert Analyzer(language="japanese").settings() == {"language": "japanese", "stemmer": None, "stopwords": None}
+
+
+def test_text_without_spaces_is_found_by_pairs_of_characters():
+    cut = "検索 索エ エン ンジ ジン 線 2020 年 茶".split()
+    assert Analyzer().words("検索エンジンX線 2020年 茶") == cut
+        "検索",
+        "索エ",
+        "エン",
+        "ンジ",
+        "ジン",
+        "線",
+        "2020",
+        "年",
+        "茶",
+    ]
+    corpus = {"search": "情報検索システムの評価", "tea": "緑茶と紅茶", "mixed": "BM25による検索 (retrieval)"}
+    retriever = LexicalRetriever.build(corpus)
+    assert set(retriever.search("検索", 5)["0"]) == {"search", "mixed"}
+    assert list(retriever.search("紅茶", 5)["0"]) == ["tea"]
+    assert list(retriever.search("retrieval", 5)["0"]) == ["mixed"]
+
+
+def test_the_calls_of_the_dense_retriever(retriever):
+    ranked = retriever.rank("cat night", 2)
+    assert [(result.rank, result.id) for result in ranked] == [(1, "cats"), (2, "dogs")]
+    assert ranked[0].score == retriever.search("cat night")["0"]["cats"]
+    assert ranked[0].document.title == "Cats" and retriever.document("nothing") is None
+    stats = retriever.stats()
+    assert (stats["kind"], stats["count"], stats["removed"], stats["language"]) == ("bm25", 4, 0, "english")
+    assert stats["postings"] > stats["terms"] > 0 and stats["bytes"] > 0
+    with pytest.raises(ConfigError, match="cannot be added.*index --index bm25"):
+        retriever.add(["x"], ["text"])
+    with pytest.raises(DataError, match="rank takes one text"):
+        retriever.rank(["a", "b"])
+
+
+def test_removed_documents_are_never_returned_and_the_others_keep_their_scores():
+    retriever = LexicalRetriever.build(DOCUMENTS)
+    before = retriever.search("cat dog night", 10)["0"]
+    assert retriever.remove(["dogs", "dogs", "unknown"]) == 1 and retriever.remove("dogs") == 0
+    assert retriever.search("cat dog night", 10)["0"] == {id: before[id] for id in before if id != "dogs"}
+    assert len(retriever) == 3 and retriever.stats()["removed"] == 1
+    with pytest.raises(DataError, match="'dogs' is not among the 3"):
+        retriever.score("dog", ["dogs"])
+
+
+def test_removals_are_committed_and_travel_with_a_copy(tmp_path):
+    queries = {"1": "cat night", "2": "tea"}
+    LexicalRetriever.build(DOCUMENTS).save(tmp_path / "bm25")
+    first, second = LexicalRetriever.open(tmp_path / "bm25"), LexicalRetriever.open(tmp_path / "bm25")
+    first.remove("cats")
+    assert len(LexicalRetriever.open(tmp_path / "bm25")) == 4
+    assert first.commit() == 2
+    opened = LexicalRetriever.open(tmp_path / "bm25")
+    assert dict(opened.search(queries)) == dict(first.search(queries)) and len(opened) == 3
+    assert opened.document("cats") is None and opened.document("tea").title == "Tea"
+    # whoever opened before keeps what it opened, and may not overwrite what it has not seen
+    assert "cats" in second.search(queries)["1"]
+    second.remove("tea")
+    with pytest.raises(ShortlistError, match="generation 2, opened was 1"):
+        second.commit()
+    opened.save(tmp_path / "copy")
+    copy = LexicalRetriever.open(tmp_path / "copy")
+    assert dict(copy.search(queries)) == dict(opened.search(queries)) and copy.document("tea").title == "Tea"
+    copy.remove("tea")
+    assert copy.commit() == 2
+    assert len(list((tmp_path / "copy").glob("removed-*.npy"))) == 1
+    with pytest.raises(ConfigError, match="save it first"):
+        LexicalRetriever.build(DOCUMENTS).commit()
+
+
+def test_a_second_writer_is_told(tmp_path):
+    from shortlist.indexes.directory import lock_directory
+
+    retriever = LexicalRetriever.build(DOCUMENTS)
+    retriever.save(tmp_path / "bm25")
+    retriever.remove("cats")
+    handle = lock_directory(tmp_path / "bm25")
+    try:
+        with pytest.raises(ShortlistError, match="another process is writing"):
+            retriever.commit()
+    finally:
+        os.close(handle)
+    assert retriever.commit() == 2
+
+
+def test_a_crash_before_the_manifest_leaves_the_old_index(tmp_path, monkeypatch):
+    from shortlist.retrieval import lexical_files
+
+    retriever = LexicalRetriever.build(DOCUMENTS)
+    retriever.save(tmp_path / "bm25")
+    retriever.remove("cats")
+
+    def crash(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lexical_files, "write_json", crash)
+    with pytest.raises(KeyboardInterrupt):
+        retriever.commit()
+    assert len(LexicalRetriever.open(tmp_path / "bm25")) == 4
+    monkeypatch.undo()
+    assert retriever.commit() == 2 and len(LexicalRetriever.open(tmp_path / "bm25")) == 3
+
+
+def test_documents_are_stored_unless_they_are_not_wanted(tmp_path):
+    # user-reports C.89: an index that can return the text
+    corpus = {"a": {"text": "green tea", "title": "Tea", "year": 2001}, "b": {"text": "coffee"}}
+    retriever = LexicalRetriever.build(corpus)
+    retriever.save(tmp_path / "with")
+    retriever.save(tmp_path / "without", documents=False)
+    found = LexicalRetriever.open(tmp_path / "with").rank("tea", 1)[0].document
+    assert (found.id, found.title, found.text, found.metadata) == ("a", "Tea", "green tea", {"year": 2001})
+    assert LexicalRetriever.open(tmp_path / "without").rank("tea", 1)[0].document is None
+    assert not list((tmp_path / "without").glob("docs*"))
+    opened = LexicalRetriever.open(tmp_path / "with")
+    for searched in (retriever, opened):
+        assert list(searched.search("tea coffee", filter="year >= 2000")["0"]) == ["a"]
+        assert list(searched.search("tea coffee", filter={"b", "x"})["0"]) == ["b"]
+    opened.remove("a")
+    assert list(opened.search("tea coffee", filter="year >= 2000")["0"]) == []
+
+
+def test_the_settings_of_the_language_travel_with_the_index(tmp_path):
+    LexicalRetriever.build({"a": "Häuser"}, language="german", stopwords=["und"]).save(tmp_path / "bm25")
+    opened = LexicalRetriever.open(tmp_path / "bm25")
+    assert opened.settings() == {
+        "k1": 0.9, "b": 0.4, "language": "german", "stemmer": "german", "stopwords": ["und"],
+        "template": "{title} {text}",
+    }  # fmt: skip
+    assert list(opened.search("und haus")["0"]) == ["a"]
 
 
 def test_a_saved_index_opens_to_the_same_run(tmp_path, retriever):
@@ -221,8 +380,13 @@ def test_a_damaged_index_is_refused_by_the_name_of_the_file(tmp_path, retriever)
     file.unlink()
     with pytest.raises(DataError, match="missing"):
         LexicalRetriever.open(tmp_path / "cut")
+    retriever.save(tmp_path / "changed")
+    file = tmp_path / "changed" / "vocab.index.json"
+    file.write_bytes(file.read_bytes().replace(b"tea", b"eat"))
+    with pytest.raises(DataError, match=r"content of .*vocab\.index\.json was changed"):
+        LexicalRetriever.open(tmp_path / "changed")
     manifest = tmp_path / "other" / "manifest.json"
-    manifest.write_text(json.dumps({"format": "shortlist-bm25", "format_version": 99, "files": {}}))
+    manifest.write_text(json.dumps({"format": "shortlist-bm25", "format_version": 99}))
     with pytest.raises(DataError, match="upgrade"):
         LexicalRetriever.open(tmp_path / "other")
 
@@ -231,7 +395,7 @@ def test_nothing_is_pickled(tmp_path, retriever):
     retriever.save(tmp_path / "bm25")
     for file in (tmp_path / "bm25").glob("*.npy"):
         np.load(file, allow_pickle=False)
-    assert {file.suffix for file in (tmp_path / "bm25").iterdir()} <= {".npy", ".json", ".utf8"}
+    assert {file.suffix for file in (tmp_path / "bm25").iterdir()} <= {".npy", ".json", ".jsonl", ".utf8"}
 
 
 def test_the_toy_collection_is_found(toy_beir):
