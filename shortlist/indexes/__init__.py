@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shortlist.indexes.kinds import INDEXES as INDEXES
     from shortlist.indexes.kinds import new_index as new_index
     from shortlist.indexes.kinds import open_index as open_index
+    from shortlist.indexes.sharded import ShardedIndex as ShardedIndex
     from shortlist.indexes.storage import read_manifest as read_manifest
     from shortlist.indexes.storage import verify as verify
 
@@ -29,6 +30,7 @@ __getattr__, __all__ = lazy_names(
         "INDEXES": "kinds",
         "new_index": "kinds",
         "open_index": "kinds",
+        "ShardedIndex": "sharded",
         "read_manifest": "storage",
         "verify": "storage",
     },

@@ -35,6 +35,10 @@ def open_index(path: str | os.PathLike[str], **options: Any) -> VectorIndex:
 
     Raises MissingInputError or DataError, see `storage.read_manifest`.
     """
+    from shortlist.indexes.sharded import ShardedIndex, is_sharded  # which opens its parts with this function
+
+    if is_sharded(path):
+        return ShardedIndex.open(path, **options)
     kind = read_manifest(path).get("kind")
     if kind not in INDEXES:
         raise DataError(f"{path} holds an index of kind {kind!r}; this shortlist knows {', '.join(INDEXES)}.")

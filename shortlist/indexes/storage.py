@@ -53,6 +53,11 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def verify(path: str | os.PathLike[str]) -> None:
     """Compare the checksum of every file of an index with its manifest; reads everything. Raises as `read_manifest`."""
+    from shortlist.indexes.sharded import is_sharded, verify_sharded  # which verifies its parts with this function
+
+    if is_sharded(path):
+        verify_sharded(path)
+        return
     _checked(Path(path), limit=None)
 
 
