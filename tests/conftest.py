@@ -79,6 +79,22 @@ def tiny_transformer(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def ray_cluster():
+    """A Ray cluster of this machine with four logical CPUs; the commands find themselves connected and use it."""
+    import logging
+
+    from shortlist.retrieval.cluster import import_ray
+
+    ray = import_ray()
+    ray.init(
+        address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False,
+        logging_level=logging.ERROR, namespace="shortlist",
+    )  # fmt: skip
+    yield ray
+    ray.shutdown()
+
+
 def _toy_words() -> list[str]:
     import json
     import re
