@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from shortlist._version import __version__
-from shortlist.errors import ShortlistError
+from shortlist.errors import ConfigError, ShortlistError
 
 STATIC_MODEL = "shortlist/static-en"
 UNHARMED = "nothing was half-written, fix this and run the command again."
@@ -122,8 +122,15 @@ def index(
     model: Annotated[str, typer.Option("--model", help="Folder or name of a dual encoder.")] = STATIC_MODEL,
     vectors: Annotated[Path | None, typer.Option("--vectors", help="Output of `encode`, instead of encoding.")] = None,
     index: Annotated[
-        str, typer.Option("--index", help="What to build: exact, hnsw, ivf-pq …, or a FAISS factory string.")
+        str, typer.Option("--index", help="What to build: exact, hnsw, ivf-pq …, bm25, or a FAISS factory string.")
     ] = "exact",
+    language: Annotated[
+        str | None, typer.Option("--language", help="bm25: stemmer and stop words: german, … or none [english].")
+    ] = None,
+    stemmer: Annotated[str | None, typer.Option("--stemmer", help="bm25: another stemmer, or none.")] = None,
+    stopwords: Annotated[
+        str | None, typer.Option("--stopwords", help="bm25: another language's, a file of words, or none.")
+    ] = None,
     documents: Annotated[
         bool, typer.Option("--documents/--no-documents", help="Store titles and texts, for snippets.")
     ] = True,
@@ -138,6 +145,17 @@ def index(
     overwrite: Overwrite = False,
 ) -> None:
     """Encode a corpus and build an index that `search` opens."""
+    if index == "bm25":
+        from shortlist.commands.index_bm25 import index_bm25, refuse_others
+
+        refuse_others(vectors=vectors, frequency_prior=frequency_prior)
+        index_bm25(
+            data=data, output=output, language=language, stemmer=stemmer, stopwords=stopwords,
+            store_documents=documents, on_empty=on_empty, on_error=on_error, overwrite=overwrite,
+        )  # fmt: skip
+        return
+    if (language, stemmer, stopwords) != (None, None, None):
+        raise ConfigError("--language, --stemmer and --stopwords are for --index bm25; a model reads text in its way.")
     from shortlist.commands.index import index as run
 
     run(
@@ -253,7 +271,9 @@ def mine(
     margin: Annotated[
         float | None, typer.Option("--margin", help="Drop above the positives' mean score minus this.")
     ] = None,
-    index: Annotated[str, typer.Option("--index", help="exact, hnsw, ivf-flat …, or a FAISS factory string.")] = "exact",
+    index: Annotated[
+        str, typer.Option("--index", help="exact, hnsw, ivf-flat …, or a FAISS factory string.")
+    ] = "exact",
     device: Device = "auto",
     dtype: Dtype = "auto",
     on_empty: OnEmpty = "keep",

@@ -131,6 +131,13 @@ class Retriever:
             chosen.mask(self.index)  # kept by the index for the search
         return chosen
 
+    def document(self, id: str) -> Document | None:
+        """The document of `id`, from the corpus or the stored documents; None if it is in neither."""
+        if self.corpus is not None or not isinstance(self.index, VectorIndex):
+            return self._document(id)
+        position = int(self.index._ids.find([id])[0])
+        return self._document(id, position) if position >= 0 else None
+
     def _document(self, id: str, position: int | None = None) -> Document | None:
         if self.corpus is not None:
             return self.corpus.get(id)
