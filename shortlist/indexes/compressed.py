@@ -73,7 +73,7 @@ def _bounded(
     held: DeviceBlocks,
 ) -> Pairs | None:
     """All pairs whose upper bound reaches the k-th largest lower bound of their query; None if there are too many."""
-    device, wide = held.device, len(codes.codes)
+    device = held.device
     left, left_norms = torch.from_numpy(queries).to(device), torch.from_numpy(norms).to(device)[:, None]
     size = min(chunk_rows(device, len(queries)), _ROWS)
     relative = 2 * slack(codes.dim) + 16 * _UNIT
@@ -81,8 +81,8 @@ def _bounded(
     kept: list[Pairs] = []
     total, limit = 0, max(_MAX_CANDIDATES // 4, 4 * k * len(queries))
     for chunk, mask in chunks([len(block) for block in codes.codes], size, allowed):
-        right = held.rows(chunk.number, codes.codes[chunk.number], chunk.start, chunk.stop)
-        bounds = held.rows(wide + chunk.number, codes.bounds[chunk.number], chunk.start, chunk.stop)
+        right = held.rows(2 * chunk.number, codes.codes[chunk.number], chunk.start, chunk.stop)
+        bounds = held.rows(2 * chunk.number + 1, codes.bounds[chunk.number], chunk.start, chunk.stop)
         if chunk.inside is not None:
             inside = torch.from_numpy(chunk.inside).to(device)
             right, bounds = right[inside], bounds[inside]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,30 +35,28 @@ class DeviceBlocks:
 
     def __init__(self, device: torch.device, *, keep: bool | None = None):
         self.device = device
-        self._keep = keep
+        self._keep = device.type == "cuda" if keep is None else keep
         self._held: dict[int, torch.Tensor] = {}
-        self._room: float | None = None
+        # Bytes that may still be held; found out when the first block comes.
+        self._room: float | None = None if keep is None else math.inf
 
     def rows(self, number: int, block: NDArray[Any], start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` of `block`, the `number`-th of its list, which may have grown since the last call."""
         held = self._held.get(number)
-        if held is None or len(held) < stop:
+        if self._keep and (held is None or len(held) < stop):
             held = self._hold(number, block, held)
         return torch.from_numpy(block[start:stop]).to(self.device) if held is None else held[start:stop]
 
     def _hold(self, number: int, block: NDArray[Any], held: torch.Tensor | None) -> torch.Tensor | None:
-        keep = self.device.type == "cuda" if self._keep is None else self._keep
         if self._room is None:
-            accelerator = self._keep is None and keep
-            self._room = 0.7 * torch.cuda.mem_get_info(self.device)[0] if accelerator else float("inf")
-        known = 0 if held is None else len(held)
-        size = block[known:].nbytes
-        if not keep or size > self._room:
+            self._room = 0.7 * torch.cuda.mem_get_info(self.device)[0]
+        new = block[0 if held is None else len(held) :]
+        if new.nbytes > self._room:
             self._held.pop(number, None)
             return None
-        self._room -= size
+        self._room -= new.nbytes
         # A copy in any case: on a CPU `to` would give a view of memory that its owner goes on writing to.
-        fresh = torch.from_numpy(np.array(block[known:])).to(self.device)
+        fresh = torch.from_numpy(np.array(new)).to(self.device)
         self._held[number] = fresh if held is None else torch.cat([held, fresh])
         return self._held[number]
 
