@@ -45,6 +45,11 @@ ExcludeSelf = Annotated[
     str,
     typer.Option("--exclude-self", help="Drop the query's own id: auto (the data set's rule), true, false."),
 ]
+Recall = Annotated[
+    float | None, typer.Option("--recall", help="Share of the true 10 best that searches must find (default 0.95).")
+]
+Memory = Annotated[str | None, typer.Option("--memory", help="What searches may keep busy: 4GB, 512MiB.")]
+Latency = Annotated[str | None, typer.Option("--latency", help="Median of single queries on one core: 5ms, 0.01s.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -122,8 +127,15 @@ def index(
     model: Annotated[str, typer.Option("--model", help="Folder or name of a dual encoder.")] = STATIC_MODEL,
     vectors: Annotated[Path | None, typer.Option("--vectors", help="Output of `encode`, instead of encoding.")] = None,
     index: Annotated[
-        str, typer.Option("--index", help="What to build: exact, hnsw, ivf-pq …, bm25, or a FAISS factory string.")
+        str, typer.Option("--index", help="What to build: auto, exact, hnsw, ivf-pq …, bm25, or a FAISS factory.")
     ] = "exact",
+    recall: Recall = None,
+    memory: Memory = None,
+    latency: Latency = None,
+    tune_split: Annotated[str | None, typer.Option("--tune-split", help="Tune with the queries of this split.")] = None,
+    tune_queries: Annotated[
+        Path | None, typer.Option("--tune-queries", help="Tune with the queries of this file.")
+    ] = None,
     language: Annotated[
         str | None, typer.Option("--language", help="bm25: stemmer and stop words: german, … or none [english].")
     ] = None,
@@ -148,7 +160,10 @@ def index(
     if index == "bm25":
         from shortlist.commands.index_bm25 import index_bm25, refuse_others
 
-        refuse_others(vectors=vectors, frequency_prior=frequency_prior)
+        refuse_others(
+            vectors=vectors, frequency_prior=frequency_prior, recall=recall, memory=memory, latency=latency,
+            tune_split=tune_split, tune_queries=tune_queries,
+        )  # fmt: skip
         index_bm25(
             data=data, output=output, language=language, stemmer=stemmer, stopwords=stopwords,
             store_documents=documents, on_empty=on_empty, on_error=on_error, overwrite=overwrite,
@@ -159,9 +174,34 @@ def index(
     from shortlist.commands.index import index as run
 
     run(
-        model=model, data=data, output=output, vectors=vectors, index=index, store_documents=documents,
+        model=model, data=data, output=output, vectors=vectors, index=index, recall=recall, memory=memory,
+        latency=latency, tune_split=tune_split, tune_queries=tune_queries, store_documents=documents,
         frequency_prior=frequency_prior, device=device, dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty,
         on_error=on_error, overwrite=overwrite,
+    )  # fmt: skip
+
+
+@app.command()
+def tune(
+    index: Annotated[Path, typer.Argument(help="Directory made by `index`.")],
+    recall: Recall = None,
+    memory: Memory = None,
+    latency: Latency = None,
+    data: OptionalData = None,
+    split: Split = None,
+    queries: Annotated[Path | None, typer.Option("--queries", help="File of queries (JSON lines or tsv).")] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Let the kind of index change too.")] = False,
+    model: Annotated[str | None, typer.Option("--model", help="Dual encoder (default: the index's own).")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Find the fastest search settings of an index that reach a recall, and measure them."""
+    from shortlist.commands.tune import tune as run
+
+    run(
+        index=index, recall=recall, memory=memory, latency=latency, data=data, split=split, queries=queries,
+        rebuild=rebuild, model=model, device=device, dtype=dtype, as_json=as_json,
     )  # fmt: skip
 
 

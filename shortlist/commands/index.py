@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shortlist.commands.tune import Targets, print_tuning, run_tuning, sample_texts
 from shortlist.data import Collection, load_collection
-from shortlist.errors import ConfigError, DataError, MissingInputError
-from shortlist.indexes import FrequencyPrior, build_index, model_record, new_index
+from shortlist.errors import ConfigError, DataError, IndexMismatchError, MissingInputError
+from shortlist.indexes import FrequencyPrior, build_index, model_record, new_index, open_index
+from shortlist.indexes.auto import choose
 from shortlist.indexes.directory import refuse_output
 from shortlist.indexes.frequency import check_inner_product
 from shortlist.manifest import run_manifest
@@ -32,6 +34,11 @@ def index(
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     vectors: str | os.PathLike[str] | None = None,
     index: str = "exact",
+    recall: float | None = None,
+    memory: str | None = None,
+    latency: str | None = None,
+    tune_split: str | None = None,
+    tune_queries: str | os.PathLike[str] | None = None,
     store_documents: bool = True,
     frequency_prior: str | None = None,
     device: str = "auto",
@@ -51,7 +58,14 @@ def index(
         output: index directory to write.
         model: path or name of a dual encoder.
         vectors: output of `shortlist encode`, indexed instead of encoding; its files are copied, not changed.
-        index: what to build, such as "exact", "hnsw" or a faiss factory string (see `shortlist.indexes.specs`).
+        index: what to build, such as "exact", "hnsw" or a faiss factory string (see `shortlist.indexes.specs`);
+            "auto" chooses it and tunes its search.
+        recall: share of the true 10 best that searches must find, 0.95 by default. This or any of the next four tunes
+            the search settings of an index that is not chosen, too.
+        memory: what searches may keep busy, such as "4GB"; for "auto".
+        latency: what half of the single queries may take on one core, such as "5ms".
+        tune_split: tune with the queries of this split of `data`; without queries, stored vectors are used.
+        tune_queries: tune with the queries of this file (JSON lines or tsv).
         store_documents: keep titles and texts beside the vectors, for showing results.
         frequency_prior: a split whose labels are counted; the log of each document's share is stored as one more
             coordinate, which `search --frequency-bias` weighs.
@@ -65,24 +79,40 @@ def index(
     started = time.perf_counter()
     target = Path(output)
     refuse_output(target, overwrite=overwrite)
+    targets = _targets(index, recall, memory, latency, tune_split, tune_queries)
+    sample = sample_texts(data if tune_split is not None else None, tune_split, tune_queries)
+    tuning_queries = None
     partial = target.with_name(target.name + ".partial")
     prior = None
     if vectors is None:
         encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
-        _check_spec(index, encoder.dim, prior=frequency_prior is not None)
+        if index != "auto":
+            _check_spec(index, encoder.dim, prior=frequency_prior is not None)
         collection = load_collection(data, on_empty=on_empty, on_error=on_error)
+        if index == "auto":
+            _choose(targets, len(collection.corpus), encoder.dim + (frequency_prior is not None))
+        if sample is not None:
+            tuning_queries = encoder.encode_queries(sample[0])
         if frequency_prior is not None:
             prior = count_prior(collection, frequency_prior, encoder.temperature)
         store = _encode(encoder, collection, partial, batch_tokens=batch_tokens, overwrite=overwrite)
         record = _located(model_record(encoder, name=str(model)), model, target)
     else:
         store = VectorStore.open(vectors)
-        _check_spec(index, store.dim, prior=frequency_prior is not None)
+        if index != "auto":
+            _check_spec(index, store.dim, prior=frequency_prior is not None)
+        if sample is not None:
+            tuning_queries = _encode_sample(store, Path(vectors), model, sample[0], device=device, dtype=dtype)
         collection = load_collection(data, on_empty=on_empty, on_error=on_error)
         record, temperature = _stored_record(store, Path(vectors), model, target)
         if frequency_prior is not None:
             prior = count_prior(collection, frequency_prior, temperature)
     _remove_leftovers(target)
+    choice = None
+    if index == "auto":
+        index, choice = _choose(targets, len(store), store.dim + (frequency_prior is not None))
+        logger.info("index auto: %s: %s", index, choice)
+    building = time.perf_counter()
     with progress_bar(len(store), "documents") as bar:
         count = build_index(
             target,
@@ -103,6 +133,16 @@ def index(
         )
     if vectors is None:
         shutil.rmtree(partial)
+    if targets is not None:
+        built = round(time.perf_counter() - building, 3)
+        opened = open_index(target, device="cpu")
+        if len(opened) < 2:
+            logger.warning("%d vectors are too few to tune a search with; nothing was measured.", len(opened))
+        else:
+            where = sample[1] if sample is not None else None
+            tuning = run_tuning(opened, targets, tuning_queries, source=where, build_seconds=built, choice=choice)
+            opened.commit()
+            print_tuning(opened, tuning)
     seconds = time.perf_counter() - started
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     logger.info(
@@ -139,6 +179,37 @@ def count_prior(collection: Collection, split: str, temperature: float | None) -
         prior.temperature,
     )  # fmt: skip
     return prior
+
+
+def _targets(
+    index: str, recall: float | None, memory: str | None, latency: str | None, split: str | None, queries: Any
+) -> Targets | None:
+    """What searches of the index must reach; None where nothing is asked."""
+    if memory is not None and index != "auto":
+        raise ConfigError(f"--memory is what --index auto chooses by; the index is {index!r}.")
+    if index != "auto" and recall is None and latency is None and split is None and queries is None:
+        return None
+    return Targets.parse(recall, memory, latency, None)
+
+
+def _choose(targets: Targets | None, count: int, dim: int) -> tuple[str, str]:
+    """The spec for `count` vectors, and why."""
+    wanted = targets or Targets()
+    choice = choose(count, dim, recall=wanted.recall, memory=wanted.memory, latency=wanted.latency, k=wanted.k)
+    return choice.spec, choice.reason
+
+
+def _encode_sample(
+    store: VectorStore, vectors: Path, model: str | os.PathLike[str], texts: list[str], *, device: str, dtype: str
+) -> Any:
+    """Vectors of the queries to tune with, by the model that made the stored vectors."""
+    encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
+    if encoder.fingerprint != store.fingerprint:
+        raise IndexMismatchError(
+            f"{model} (fingerprint {encoder.fingerprint}) did not make the vectors in {vectors} (fingerprint "
+            f"{store.fingerprint}), so it cannot encode the queries to tune with; pass --model, or give no queries."
+        )
+    return encoder.encode_queries(texts)
 
 
 def _check_spec(spec: str, dim: int, *, prior: bool) -> None:

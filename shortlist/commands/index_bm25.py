@@ -80,11 +80,11 @@ def index_bm25(
     }
 
 
-def refuse_others(*, vectors: Any = None, frequency_prior: Any = None) -> None:
+def refuse_others(**given: Any) -> None:
     """Refuse options of an index of vectors."""
-    for name, value in (("--vectors", vectors), ("--frequency-prior", frequency_prior)):
+    for name, value in given.items():
         if value is not None:
-            raise ConfigError(f"{name} is for an index of vectors; BM25 has none: leave it out.")
+            raise ConfigError(f"--{name.replace('_', '-')} is for an index of vectors; BM25 has none: leave it out.")
 
 
 def _options(language: str | None, stemmer: str | None, stopwords: str | None) -> dict[str, Any]:
