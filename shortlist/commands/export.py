@@ -12,6 +12,7 @@ from shortlist.files import refuse_existing
 from shortlist.indexes.export import GUIDE, check_target, export_index
 from shortlist.indexes.kinds import open_index
 from shortlist.retrieval.engine import progress_bar
+from shortlist.retrieval.lexical_files import is_bm25
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ def export(
     if overwrite and (target == source or target in source.parents or source in target.parents):
         raise ConfigError(f"{output} and the index {index} lie one within the other; choose another output.")
     refuse_existing(Path(output), overwrite=overwrite)
+    if is_bm25(index):
+        raise ConfigError(f"{index} is a BM25 index: it holds weights of terms, no vectors that another engine takes.")
     opened = open_index(index)
     with progress_bar(len(opened), "documents") as bar:
         bar.set_description("export documents")

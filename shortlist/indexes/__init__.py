@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from shortlist.indexes.build import build_index as build_index
     from shortlist.indexes.build import model_record as model_record
     from shortlist.indexes.exact import ExactIndex as ExactIndex
+    from shortlist.indexes.export import export_index as export_index
     from shortlist.indexes.faiss import FaissIndex as FaissIndex
     from shortlist.indexes.frequency import FrequencyPrior as FrequencyPrior
     from shortlist.indexes.kinds import INDEXES as INDEXES
@@ -25,6 +26,7 @@ __getattr__, __all__ = lazy_names(
         "build_index": "build",
         "model_record": "build",
         "ExactIndex": "exact",
+        "export_index": "export",
         "FaissIndex": "faiss",
         "FrequencyPrior": "frequency",
         "INDEXES": "kinds",

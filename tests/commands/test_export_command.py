@@ -58,6 +58,15 @@ def test_removed_documents_are_absent(index, tmp_path):
     assert gone not in ids and len(ids) == len(opened)
 
 
+def test_a_bm25_index_has_no_vectors(toy, tmp_path, capsys):
+    from shortlist import LexicalRetriever
+
+    LexicalRetriever.build(toy.corpus).save(tmp_path / "bm25")
+    capsys.readouterr()
+    assert run("export", str(tmp_path / "bm25"), "--to", "npy", "-o", str(tmp_path / "out")) == 2
+    assert "is a BM25 index: it holds weights of terms, no vectors" in capsys.readouterr().err
+
+
 def test_mistakes_are_one_sentence(index, tmp_path, capsys):
     def error(*arguments):
         code = run("export", *arguments)

@@ -25,7 +25,8 @@ from shortlist.data import Document
 from shortlist.errors import ConfigError, DataError, OutputExistsError
 from shortlist.indexes.export import TARGETS, export_index
 from shortlist.indexes.exporters import rows
-from shortlist.indexes.kinds import new_index
+from shortlist.indexes.kinds import new_index, open_index
+from shortlist.indexes.sharded import ShardedIndex
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,22 @@ def test_every_kind_is_exported_with_the_vectors_that_were_added(spec, tmp_path)
     export_index(index, "npy", tmp_path / "out")
     np.testing.assert_array_equal(np.load(tmp_path / "out/vectors.npy"), np.delete(vectors, 7, axis=0))
     assert json_lines(tmp_path / "out/ids.jsonl") == [f"d{row}" for row in range(400) if row != 7]
+
+
+def test_an_index_in_parts_is_exported_as_one(tmp_path):
+    whole = ExactIndex(DIM)
+    for number in range(3):
+        ids = [f"part {number} document {row}" for row in range(10)]
+        part = ExactIndex(DIM)
+        for index in (part, whole):
+            index.add(ids, queries()[10 * number :][:10], documents=[document(id, row) for row, id in enumerate(ids)])
+        part.save(tmp_path / str(number))
+    sharded = ShardedIndex([open_index(tmp_path / str(number)) for number in range(3)])
+    for index in (whole, sharded):
+        index.remove(["part 1 document 4"])
+        export_index(index, "jsonl", tmp_path / f"{index.kind}-export")
+    export = "documents.jsonl"
+    assert (tmp_path / "sharded-export" / export).read_bytes() == (tmp_path / "exact-export" / export).read_bytes()
 
 
 def test_a_lossy_index_is_refused_or_said_to_be_reconstructed(tmp_path):

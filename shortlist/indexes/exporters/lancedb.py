@@ -53,6 +53,6 @@ def search(vector, k=10):
 print(search(table.head(1)["vector"][0].as_py()))
 ```
 
-Without a vector index LanceDB compares all vectors, as an exact index of shortlist does.
-`table.create_index(metric="$distance", vector_column_name="vector")` trades that for speed.
+Without a vector index LanceDB compares all vectors, as an exact index of shortlist does. An index trades that for
+speed: `table.create_index("vector", config=lancedb.index.HnswSq(distance_type="$distance"))`.
 $filter"""

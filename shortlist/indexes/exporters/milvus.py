@@ -123,7 +123,7 @@ schema = MilvusClient.create_schema(auto_id=False)
 schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=65_535)
 schema.add_field("vector", DataType.FLOAT_VECTOR, dim=$dim)
 ${columns}index = client.prepare_index_params()
-index.add_index("vector", index_type="FLAT", metric_type="$distance")  # exact; "HNSW" is faster and approximate
+index.add_index("vector", index_type="FLAT", metric_type="$distance")  # exact; "AUTOINDEX" is faster
 client.create_collection("$name", schema=schema, index_params=index)
 
 for batch in pq.ParquetFile("documents.parquet").iter_batches(batch_size=$batch):
