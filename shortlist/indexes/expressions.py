@@ -55,7 +55,7 @@ def parse_filter(expression: str) -> Filter:
         raise ConfigError(f"the filter {text!r:.300} is not understood ({place}){_hint(text)}. {_GUIDE}") from None
     except (ValueError, RecursionError, MemoryError):
         raise ConfigError(
-            f"the filter {text!r:.200} is nested too deeply or holds a null character. {_GUIDE}"
+            f"the filter {text!r:.200} is nested too deeply or holds a character that is none. {_GUIDE}"
         ) from None
     try:
         return _Reader(text).condition(tree.body)
@@ -156,7 +156,7 @@ class _Reader:
             raise self._refused(node, "stands where a value should; text is written in quotes")
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
             raise self._refused(node, "is a list; test it with in: lang in ['en', 'de']")
-        raise self._refused(node, f"is {_what(node)}, not a number, a text in quotes, True or False")
+        raise self._refused(node, f"is {_what(node)}; expected a field, a number, a text in quotes, True or False")
 
     def _refused(self, node: ast.expr, why: str) -> ConfigError:
         return ConfigError(f"{self._where(node)} {why}. {_GUIDE}")
@@ -193,11 +193,12 @@ def _hint(text: str) -> str:
 
 _WHATS: tuple[tuple[type[ast.AST], Callable[[Any], str]], ...] = (
     (ast.Call, lambda node: "a call"),
-    (ast.Attribute, lambda node: f"a part of something (.{node.attr}); write field('a.b') for a name with a dot"),
+    (ast.Attribute, lambda node: f"a part of something (.{node.attr}; a dotted name is written field('a.b'))"),
     (ast.Subscript, lambda node: "a part of something ([…])"),
     (ast.BinOp, lambda node: "a calculation"),
     (ast.UnaryOp, lambda node: "a calculation"),
     (ast.JoinedStr, lambda node: "an f-string"),
+    (ast.Constant, lambda node: f"of the type {type(node.value).__name__}"),
 )
 
 

@@ -14,8 +14,8 @@ year. A list field is equal to each value that it holds.
 from __future__ import annotations
 
 import abc
+import keyword
 import math
-import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
@@ -25,21 +25,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError
 from shortlist.indexes.fields import ID
+from shortlist.indexes.hashing import encode
+from shortlist.indexes.matching import ORDERS, Mask, matches
 from shortlist.types import string_id
 
 if TYPE_CHECKING:
     from shortlist.indexes.fields import FieldStore
     from shortlist.indexes.ids import IdTable
 
-Mask = NDArray[np.bool_]
-
 _CACHED_MASKS, _CACHED_BYTES = 16, 256 << 20  # an index
-_NUMBERS = ("int", "float")
-_ORDERED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _NOUNS = {"bool": "True or False", "int": "a number", "float": "a number", "string": "a string"}
 
 
@@ -213,11 +210,11 @@ class Comparison(Filter):
             self._check("string", values)
             if self.op in ("==", "in"):
                 return Ids(frozenset(values))._evaluate(index)
-            return _matches(index._ids.column(), len(index._ids), "string", self.op, values)
+            return matches(index._ids.column(), len(index._ids), "string", self.op, values)
         store = _column_store(index, self.name, self)
         kind = store.types[self.name]
         self._check(kind, values)
-        return _matches(store.column(self.name), len(index._ids), kind, self.op, values)
+        return matches(store.column(self.name), len(index._ids), kind, self.op, values)
 
     def _check(self, kind: str, values: tuple[Any, ...]) -> None:
         """Refuse a comparison that can only be a mistake: of another type than the field, or an order of bools."""
@@ -231,7 +228,7 @@ class Comparison(Filter):
                     f"filter {self}: the field {self.name!r} is {_article(kind)}; compare it with {_NOUNS[item]}, "
                     f"not with {value!r}."
                 )
-        if self.op in _ORDERED and (item == "bool" or item != kind):
+        if self.op in ORDERS and (item == "bool" or item != kind):
             raise ConfigError(
                 f"filter {self}: the field {self.name!r} is {_article(kind)}, which has no order; use ==, !=, in or "
                 "not in."
@@ -242,7 +239,7 @@ class Comparison(Filter):
         return frozenset((self.name,))
 
     def __str__(self) -> str:
-        return f"{self.name} {self.op} {list(self.value) if isinstance(self.value, tuple) else self.value!r}"
+        return f"{_shown(self.name)} {self.op} {list(self.value) if isinstance(self.value, tuple) else self.value!r}"
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,7 @@ class Known(Filter):
         return frozenset((self.name,))
 
     def __str__(self) -> str:
-        return f"{self.name} is not None"
+        return f"{_shown(self.name)} is not None"
 
 
 class Field:
@@ -375,6 +372,8 @@ def _literal(value: Any, comparison: Comparison) -> str | int | float | bool:
             f"filter on {comparison.name!r}: NaN equals nothing; for documents without a value write "
             f"`{comparison.name} is None`, in Python ~field({comparison.name!r}).known()."
         )
+    if isinstance(value, str):
+        encode(value)
     if isinstance(value, (str, int, float)):
         return value
     if value is None:
@@ -386,6 +385,11 @@ def _literal(value: Any, comparison: Comparison) -> str | int | float | bool:
         f"filter on {comparison.name!r}: {value!r:.60} is a {type(value).__name__}; compare with a number, a string, "
         "True or False."
     )
+
+
+def _shown(name: str) -> str:
+    """A field as an expression names it."""
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"field({name!r})"
 
 
 def _article(kind: str) -> str:
@@ -407,74 +411,6 @@ def _column_store(index: Filterable, name: str, shown: Filter) -> FieldStore:
         hint = nearest(name, [ID, *store.names])
         raise ConfigError(f"filter {shown}: there is no field {name!r}{hint or '.'} The fields are {listed}.")
     return store
-
-
-def _matches(column: Iterable[tuple[int, Any]], length: int, kind: str, op: str, values: tuple[Any, ...]) -> Mask:
-    """The mask of one comparison over the Arrow arrays of a column, each with its first position."""
-    test = _tester(kind.removeprefix("list of "), op, values)
-    mask = np.zeros(length, bool)
-    for start, array in column:
-        part = mask[start : start + len(array)]
-        if array.null_count == len(array):
-            continue
-        if kind.startswith("list of "):
-            offsets = array.offsets.to_numpy()
-            # Lists that hold nothing have no type to compare with.
-            hits = np.concatenate([[0], np.cumsum(test(array.values) if len(array.values) else [])])
-            held = hits[offsets[1:]] > hits[offsets[:-1]]
-            part[:] = held ^ (op in ("!=", "not in"))
-        else:
-            part[:] = test(array) ^ (op in ("!=", "not in"))
-        if array.null_count:
-            part &= array.is_valid().to_numpy(zero_copy_only=False)
-    return mask
-
-
-def _tester(item: str, op: str, values: tuple[Any, ...]) -> Any:
-    """A function from an Arrow array to a numpy mask; "!=" and "not in" test for equality, the caller negates."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    types = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "string": pa.large_string()}
-
-    def plain(result: Any) -> Mask:
-        return result.fill_null(False).to_numpy(zero_copy_only=False)
-
-    if op in _ORDERED:
-        bound = values[0]
-        if item == "int":
-            op, bound = _whole_bound(op, bound)
-            if not -(2**63) <= bound < 2**63:
-                matches_all = (bound > 0) == (op in ("<", "<="))
-                return lambda array: np.full(len(array), matches_all)
-        compare = {"<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}[op]
-        scalar = pa.scalar(bound, types[item])
-        return lambda array: plain(compare(array, _same_type(array, scalar)))
-    if item == "int":
-        values = tuple(int(value) for value in values if math.isfinite(value) and value == int(value))
-        values = tuple(value for value in values if -(2**63) <= value < 2**63)
-    if not values:
-        return lambda array: np.zeros(len(array), bool)
-    if len(values) == 1:
-        single = pa.scalar(values[0], types[item])
-        return lambda array: plain(pc.equal(array, _same_type(array, single)))
-    several = pa.array(list(values), types[item])
-    return lambda array: plain(pc.is_in(array, value_set=_same_type(array, several), skip_nulls=True))
-
-
-def _whole_bound(op: str, bound: float) -> tuple[str, int]:
-    """A bound of whole numbers: x > 2009.5 is x >= 2010, exactly, with no int turned into a float."""
-    if isinstance(bound, int):
-        return op, bound
-    if math.isinf(bound):
-        return op, 2**63 if bound > 0 else -(2**63) - 1
-    if bound == int(bound):
-        return op, int(bound)
-    return (">=", math.ceil(bound)) if op in (">", ">=") else ("<=", math.floor(bound))
-
-
-def _same_type(array: Any, value: Any) -> Any:
-    return value if array.type == value.type else value.cast(array.type)
 
 
 class _Masks:

@@ -57,9 +57,7 @@ def encode(value: str) -> bytes:
     try:
         return value.encode("utf-8")
     except UnicodeEncodeError:
-        raise DataError(
-            f"id {value!r} holds a lone surrogate and cannot be written as UTF-8; clean it first."
-        ) from None
+        raise DataError(f"{value!r} holds a lone surrogate and cannot be written as UTF-8; clean it first.") from None
 
 
 def hash_encoded(encoded: Encoded) -> Hashes:
