@@ -166,7 +166,6 @@ numbers = st.one_of(
     st.integers(-4, 4),
     st.sampled_from([0.5, -1.5, 2.0, 1e300, float("inf"), 2**53, 2**53 + 1, 2**64 - 1, 2**64, -(2**70), 10**400]),
 )
-)
 texts = st.sampled_from(["", "a", "b", "ab", "ü", "𝔘", "x"])
 orders = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
