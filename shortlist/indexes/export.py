@@ -117,16 +117,14 @@ def export_index(
             )
         notes += outcome.notes
         guide = _head(index, source, target, seen, notes) + "\n" + target.guide(source, outcome)
-        (directory / GUIDE).write_text(guide, "utf-8")
+        (directory / GUIDE).write_bytes(guide.encode())
         files = {
             file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(directory.iterdir())
         }
         size = sum(file.stat().st_size for file in directory.iterdir())
         write_json(directory / MANIFEST, _manifest(index, to, source, seen, notes) | {"files": files})
-    return Export(
-        to, Path(output), source.count, source.dim, source.metric, source.documents,
-        size, tuple(notes),
-    )  # fmt: skip
+    path, documents = Path(output), source.documents
+    return Export(to, path, source.count, source.dim, source.metric, documents, size, tuple(notes))
 
 
 def check_target(to: str) -> Target:
@@ -261,7 +259,7 @@ vector = DualEncoder.from_pretrained("$model").encode_queries(["the text of a qu
 _HEAD = """
 # Loading this export into $title
 
-- $count vectors of $dim float32 numbers; the score is $metric, and `search` below gives the scores of shortlist.
+- $count vectors of $dim float32 numbers; the score is $metric, and the search below gives the scores of shortlist.
 - $length
 - `manifest.json` has the number of documents, the model and the SHA-256 of every file.$remarks
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from shortlist.errors import DataError
+from shortlist.files import write_json
 from shortlist.indexes.exporters.jsonl import with_vector
 from shortlist.indexes.exporters.rows import Outcome, Rows, Source, Tally, json_bytes, note_lost, render, short
 
@@ -51,8 +51,8 @@ def field_names(fields: Mapping[str, str]) -> dict[str, str]:
 def write(rows: Iterable[Rows], source: Source, directory: Path) -> Outcome:
     """Write `index.json` and `bulk-00000.ndjson` …; raises DataError for a document above the limit of a request."""
     outcome, hashed, lost = Outcome(), Tally(), set[str]()
-    (directory / MAPPING).write_text(json.dumps(mapping(source), indent=2, ensure_ascii=False) + "\n", "utf-8")
-    (directory / LOAD).write_text(render(_LOAD, name=source.name), "utf-8")
+    write_json(directory / MAPPING, mapping(source))
+    (directory / LOAD).write_bytes(render(_LOAD, name=source.name).encode())
     names = field_names(source.fields or {})
     files = _Files(directory)
     for part in rows:

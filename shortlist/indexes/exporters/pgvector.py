@@ -21,8 +21,8 @@ _ESCAPES = {
 def write(rows: Iterable[Rows], source: Source, directory: Path) -> Outcome:
     """Write `schema.sql`, `documents.copy` and `load.sql`; raises DataError for an id with a NUL character."""
     outcome, replaced = Outcome(), Tally()
-    (directory / SCHEMA).write_text(_schema(source), "utf-8")
-    (directory / LOAD).write_text(_load(source), "utf-8")
+    (directory / SCHEMA).write_bytes(_schema(source).encode())
+    (directory / LOAD).write_bytes(_load(source).encode())
     with open(directory / ROWS, "wb") as file:
         for part in rows:
             for record, vector in zip(part.records(), part.vector_texts(), strict=True):
