@@ -90,7 +90,8 @@ class _Writer:
         row = self.rows + len(self.columns[0])
         if not self.jumps or self.jumps[-1][1] != line - row:
             self.jumps.append((row, line - row))
-        metadata = None if document.metadata is None else json.dumps(document.metadata, ensure_ascii=False, default=str)
+        extra = document.metadata
+        metadata = None if extra is None else json.dumps(extra, ensure_ascii=False, default=_plain)
         ids, titles, texts, metadatas = self.columns
         ids.append(id)
         titles.append(title)
@@ -233,6 +234,11 @@ class _Writer:
 
     def _at(self, line: int) -> str:
         return f"item {line}" if self.source == "item" else f"{self.source}, line {line}"
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: numbers and arrays of numpy as numbers, the rest (such as a date) as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _where(source: str) -> str:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import pickle
 import random
+from datetime import date
 
 import numpy as np
 import pytest
@@ -30,6 +31,12 @@ def test_missing_and_null_title_are_the_empty_string(tmp_path):  # user-reports 
     assert list(corpus.texts()) == ["x", "y"], "no leading blank"
     assert corpus.counts["without_title"] == 2
     assert Corpus.from_documents([{"_id": "a", "text": "x"}]).row(0).title == ""
+
+
+def test_metadata_from_data_frames_keeps_its_numbers():
+    metadata = {"year": np.int64(2010), "flag": np.bool_(True), "list": np.array([1, 2]), "day": date(2024, 2, 29)}
+    (document,) = Corpus.from_documents([Document("a", "", "x", metadata)])
+    assert document.metadata == {"year": 2010, "flag": True, "list": [1, 2], "day": "2024-02-29"}
 
 
 def test_metadata_is_kept_as_it_was(tmp_path):  # user-reports A.3
