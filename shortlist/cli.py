@@ -50,6 +50,10 @@ Recall = Annotated[
 ]
 Memory = Annotated[str | None, typer.Option("--memory", help="What searches may keep busy: 4GB, 512MiB.")]
 Latency = Annotated[str | None, typer.Option("--latency", help="Median of single queries on one core: 5ms, 0.01s.")]
+Engine = Annotated[str, typer.Option("--engine", help="local, or ray: on a cluster.")]
+Address = Annotated[
+    str | None, typer.Option("--address", help="ray: HOST:PORT or auto [default: a cluster of this machine].")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -102,6 +106,9 @@ def encode(
     model: Annotated[str, typer.Option("--model", help="Folder or name of a dual encoder.")] = STATIC_MODEL,
     shard: Annotated[str | None, typer.Option("--shard", help="Only part i of n, as i/n: 1/4.")] = None,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Worker processes.")] = 1,
+    engine: Engine = "local",
+    address: Address = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="ray: processes with a model each.")] = None,
     side: Annotated[str, typer.Option("--side", help="documents or queries.")] = "documents",
     split: Split = None,
     device: Device = "auto",
@@ -115,8 +122,9 @@ def encode(
     from shortlist.commands.encode import encode as run
 
     run(
-        model=model, data=data, output=output, shard=shard, processes=processes, side=side, split=split, device=device,
-        dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty, on_error=on_error, overwrite=overwrite,
+        model=model, data=data, output=output, shard=shard, processes=processes, engine=engine, address=address,
+        workers=workers, side=side, split=split, device=device, dtype=dtype, batch_tokens=batch_tokens,
+        on_empty=on_empty, on_error=on_error, overwrite=overwrite,
     )  # fmt: skip
 
 
@@ -256,7 +264,9 @@ def export(
 
 @app.command()
 def search(
-    index: Annotated[Path | None, typer.Option("--index", help="Directory made by `index`.")] = None,
+    index: Annotated[
+        list[Path] | None, typer.Option("--index", help="Directory made by `index`; several are fused.")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Dual encoder (default: the index's own).")] = None,
     data: OptionalData = None,
     bm25: Annotated[bool, typer.Option("--bm25", help="Search --data with BM25; no index needed.")] = False,
@@ -267,7 +277,24 @@ def search(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run file to write (.run or .run.gz).")] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Name of the run (default: from the output).")] = None,
     format: Annotated[str, typer.Option("--format", help="trec or msmarco (three columns).")] = "trec",
+    filter: Annotated[
+        str | None, typer.Option("--filter", help='Only documents whose fields match: "year >= 2010 and not draft".')
+    ] = None,
     exclude_self: ExcludeSelf = "auto",
+    fuse: Annotated[
+        str | None, typer.Option("--fuse", help="rrf, min-max or z-score [rrf; with weights min-max].")
+    ] = None,
+    weights: Annotated[str | None, typer.Option("--weights", help="For fusing, one an index: 0.3,0.7.")] = None,
+    tune_weights: Annotated[
+        str | None, typer.Option("--tune-weights", help="Choose the weights on this split, such as dev.")
+    ] = None,
+    depth: Annotated[int | None, typer.Option("--depth", help="Documents of each index that are fused [1000].")] = None,
+    roll_up: Annotated[
+        str | None, typer.Option("--roll-up", help="Passages to documents: max, first, mean or mean(m).")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", help="For --roll-up: separator in passage ids ('#'), or a field.")
+    ] = None,
     frequency_bias: Annotated[
         float | None, typer.Option("--frequency-bias", help="Weight of the log label frequency: -0.5 helps rare ones.")
     ] = None,
@@ -279,13 +306,15 @@ def search(
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a run, or answer one query. Searches an index, or a collection directly."""
+    """Write a run, or answer one query. Searches an index, several fused, or a collection directly."""
     from shortlist.commands.search import search as run
 
     run(
-        index=index, model=model, data=data, bm25=bm25, split=split, query=query, queries=queries, top_k=top_k,
-        output=output, tag=tag, format=format, exclude_self=exclude_self, frequency_bias=frequency_bias,
-        frequency_prior=frequency_prior, device=device, dtype=dtype, as_json=as_json, overwrite=overwrite,
+        index=list(index or []), model=model, data=data, bm25=bm25, split=split, query=query, queries=queries,
+        top_k=top_k, output=output, tag=tag, format=format, filter=filter, exclude_self=exclude_self, fuse=fuse,
+        weights=weights, tune_weights=tune_weights, depth=depth, roll_up=roll_up, parent=parent,
+        frequency_bias=frequency_bias, frequency_prior=frequency_prior, device=device, dtype=dtype, as_json=as_json,
+        overwrite=overwrite,
     )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +28,8 @@ from shortlist.indexes.ids import IdTable, IdWriter
 from shortlist.indexes.storage import MANIFEST, removed_name
 
 if TYPE_CHECKING:
+    import bm25s
+
     from shortlist.retrieval.lexical import LexicalRetriever
 
 FORMAT, FORMAT_VERSION = "shortlist-bm25", 2
@@ -55,6 +56,8 @@ def is_bm25(path: str | os.PathLike[str]) -> bool:
 
 def write(retriever: LexicalRetriever, path: str | os.PathLike[str], *, overwrite: bool, documents: bool) -> Home:
     """Write the index at `path`, whole or not at all."""
+    import bm25s
+
     ids, store, corpus = retriever._ids, retriever.documents, retriever.corpus
     with atomic_directory(path, overwrite=overwrite) as directory:
         retriever._scorer.save(directory, show_progress=False)
@@ -130,6 +133,8 @@ def open_parts(
         MissingInputError: no such directory.
         DataError: not a BM25 index, one of another format version, or a file is missing, cut or changed (it is named).
     """
+    import bm25s
+
     directory = Path(path)
     for _ in range(_RETRIES):
         manifest = read_manifest(directory)

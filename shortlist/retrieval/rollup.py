@@ -29,7 +29,7 @@ _DEEPER = 4  # times more passages where too few documents came out
 class PassageSearcher(Protocol):
     """A `Retriever`, a `LexicalRetriever`, or anything that searches as they do."""
 
-    def search(self, queries: Texts, k: int = 100) -> Run:
+    def search(self, queries: Texts, k: int = 100, *, filter: Any = None) -> Run:
         """The `k` best passages of each query."""
         ...
 
@@ -70,6 +70,7 @@ def search_documents(
     how: str = "max",
     top: int = 3,
     depth: int | None = None,
+    filter: Any = None,
     exclude_self: bool = False,
     filters: Mapping[str, Collection[str]] | None = None,
     name: str = "documents",
@@ -87,6 +88,7 @@ def search_documents(
         how: as in `roll_up`.
         top: as in `roll_up`.
         depth: passages fetched at first; `2 k` by default.
+        filter: which passages may be found, as in `Retriever.search`.
         exclude_self: leave out the document with the query's own id; passages of it count as that document.
         filters: query id → document ids to leave out.
         name: name of the run.
@@ -98,7 +100,7 @@ def search_documents(
     waiting: dict[str, str] = texts
     found: dict[str, tuple[list[str], NDArray[np.float32]]] = {}
     while waiting:
-        passages = searcher.search(waiting, fetched)
+        passages = searcher.search(waiting, fetched, **({} if filter is None else {"filter": filter}))
         documents = roll_up(passages, parents, how=how, top=top)
         for query in waiting:
             ids, scores = documents.ranking(query)

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from shortlist.commands.index import index
-from shortlist.commands.search import search, snippet
+from shortlist.commands.search import search
+from shortlist.commands.search_output import snippet
 from shortlist.data import read_run
 from shortlist.errors import ConfigError, DataError, IndexMismatchError, MissingInputError, OutputExistsError
 from shortlist.retrieval import LexicalRetriever
