@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from shortlist.indexes.build import model_record as model_record
     from shortlist.indexes.exact import ExactIndex as ExactIndex
     from shortlist.indexes.export import export_index as export_index
+    from shortlist.indexes.expressions import parse_filter as parse_filter
     from shortlist.indexes.faiss import FaissIndex as FaissIndex
+    from shortlist.indexes.filters import Filter as Filter
+    from shortlist.indexes.filters import field as field
     from shortlist.indexes.frequency import FrequencyPrior as FrequencyPrior
     from shortlist.indexes.kinds import INDEXES as INDEXES
     from shortlist.indexes.kinds import new_index as new_index
@@ -28,6 +31,9 @@ __getattr__, __all__ = lazy_names(
         "ExactIndex": "exact",
         "export_index": "export",
         "FaissIndex": "faiss",
+        "Filter": "filters",
+        "field": "filters",
+        "parse_filter": "expressions",
         "FrequencyPrior": "frequency",
         "INDEXES": "kinds",
         "new_index": "kinds",
