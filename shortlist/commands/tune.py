@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shortlist.commands.search import encoder_of
+from shortlist.commands.searchers import encoder_of
 from shortlist.data import load_collection, read_queries
 from shortlist.errors import ConfigError, IndexMismatchError
 from shortlist.indexes import open_index

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shortlist.commands.search import encoder_of
+from shortlist.commands.searchers import encoder_of
 from shortlist.data import Collection, Corpus, load_collection
 from shortlist.errors import ConfigError, DataError, IndexMismatchError, MissingInputError
 from shortlist.indexes import open_index
