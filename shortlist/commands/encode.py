@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from shortlist.data import Corpus, load_collection
 from shortlist.errors import ConfigError
 from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DualEncoder
 from shortlist.retrieval.encode import encode_corpus
 from shortlist.retrieval.store import VectorStore
+
+ENGINES = ("local", "ray")
 
 
 def encode(
@@ -20,6 +23,9 @@ def encode(
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     shard: str | None = None,
     processes: int = 1,
+    engine: str = "local",
+    address: str | None = None,
+    workers: int | None = None,
     side: str = "documents",
     split: str | None = None,
     device: str = "auto",
@@ -36,7 +42,10 @@ def encode(
         output: directory to write.
         model: path or name of a dual encoder.
         shard: "i/n" writes only the i-th of n parts.
-        processes: worker processes.
+        processes: worker processes of this machine.
+        engine: "local", or "ray" for a cluster.
+        address: of the Ray cluster; by default a local one is started.
+        workers: processes of the cluster with a model each; by default one a GPU, or one for every four CPUs.
         side: "documents" or "queries".
         split: whose queries; by default all of them.
         device: of the model.
@@ -49,17 +58,37 @@ def encode(
     if side not in ("documents", "queries"):
         raise ConfigError(f"side is {side!r}; expected 'documents' or 'queries'.")
     part = parse_shard(shard)
+    on_ray = uses_ray(engine, address=address, workers=workers)
+    if on_ray and processes != 1:
+        raise ConfigError("--processes is for one machine; with --engine ray say --workers.")
     collection = load_collection(data, on_empty=on_empty, on_error=on_error)
-    encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
     if side == "documents":
         corpus = collection.corpus
     else:
         queries = collection.all_queries() if split is None else collection.queries(split)
         corpus = Corpus.from_documents(dict(queries))
-    return encode_corpus(
-        encoder, corpus, output, side="document" if side == "documents" else "query", shard=part,
-        processes=processes, batch_tokens=batch_tokens, overwrite=overwrite,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "side": "document" if side == "documents" else "query", "shard": part, "batch_tokens": batch_tokens,
+        "overwrite": overwrite,
+    }  # fmt: skip
+    if on_ray:
+        from shortlist.commands.engine import encode_on_ray
+
+        return encode_on_ray(
+            corpus, output, model=model, address=address, workers=workers, device=device, dtype=dtype, **options
+        )
+    encoder = DualEncoder.from_pretrained(model, device=device, dtype=dtype)
+    return encode_corpus(encoder, corpus, output, processes=processes, **options)
+
+
+def uses_ray(engine: str, **options: Any) -> bool:
+    """Whether `engine` is "ray". Raises ConfigError for an unknown one, or for options of Ray without it."""
+    if engine not in ENGINES:
+        raise ConfigError(f"engine {engine!r} is unknown; expected {' or '.join(ENGINES)}.")
+    given = [name for name, value in options.items() if value is not None]
+    if given and engine != "ray":
+        raise ConfigError(f"--{given[0]} is for --engine ray; add that, or leave it out.")
+    return engine == "ray"
 
 
 def parse_shard(shard: str | None) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shortlist.commands.encode import uses_ray
 from shortlist.commands.tune import Targets, print_tuning, run_tuning, sample_texts
 from shortlist.data import Collection, load_collection
 from shortlist.errors import ConfigError, DataError, IndexMismatchError, MissingInputError
@@ -41,6 +42,10 @@ def index(
     tune_queries: str | os.PathLike[str] | None = None,
     store_documents: bool = True,
     frequency_prior: str | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    shards: int | None = None,
     device: str = "auto",
     dtype: str = "auto",
     batch_tokens: int | None = None,
@@ -69,6 +74,10 @@ def index(
         store_documents: keep titles and texts beside the vectors, for showing results.
         frequency_prior: a split whose labels are counted; the log of each document's share is stored as one more
             coordinate, which `search --frequency-bias` weighs.
+        engine: "local", or "ray": encoded and built in parts on a cluster (see `ShardedIndex`).
+        address: of the Ray cluster; by default a local one is started.
+        workers: processes of the cluster that encode, and parts that it builds at once.
+        shards: parts; by default as many as the cluster has nodes.
         device: of the model.
         dtype: of the model's computation.
         batch_tokens: tokens of one forward pass.
@@ -76,6 +85,19 @@ def index(
         on_error: broken lines: fail or skip.
         overwrite: replace what is at `output`, and a `.partial` of other settings.
     """
+    if uses_ray(engine, address=address, workers=workers, shards=shards):
+        from shortlist.commands.engine import index_on_ray
+
+        if index == "auto" or any(value is not None for value in (recall, memory, latency, tune_split, tune_queries)):
+            raise ConfigError(
+                "an index in parts is not chosen or tuned while it is built: name a kind, such as --index hnsw, and "
+                "tune it with `shortlist tune`."
+            )
+        return index_on_ray(
+            data=data, output=output, model=model, vectors=vectors, index=index, address=address, workers=workers,
+            shards=shards, store_documents=store_documents, frequency_prior=frequency_prior, device=device, dtype=dtype,
+            batch_tokens=batch_tokens, on_empty=on_empty, on_error=on_error, overwrite=overwrite,
+        )  # fmt: skip
     started = time.perf_counter()
     target = Path(output)
     refuse_output(target, overwrite=overwrite)
