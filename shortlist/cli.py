@@ -157,6 +157,10 @@ def index(
     frequency_prior: Annotated[
         str | None, typer.Option("--frequency-prior", help="Store how frequent labels are in this split, for search.")
     ] = None,
+    engine: Engine = "local",
+    address: Address = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="ray: parts that are built at once.")] = None,
+    shards: Annotated[int | None, typer.Option("--shards", min=1, help="ray: parts [default: one a node].")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch_tokens: BatchTokens = None,
@@ -182,6 +186,7 @@ def index(
     from shortlist.commands.index import index as run
 
     run(
+        engine=engine, address=address, workers=workers, shards=shards,
         model=model, data=data, output=output, vectors=vectors, index=index, recall=recall, memory=memory,
         latency=latency, tune_split=tune_split, tune_queries=tune_queries, store_documents=documents,
         frequency_prior=frequency_prior, device=device, dtype=dtype, batch_tokens=batch_tokens, on_empty=on_empty,
