@@ -306,6 +306,10 @@ def search(
     frequency_prior: Annotated[
         str | None, typer.Option("--frequency-prior", help="Split counted for it, without an index (default: train).")
     ] = None,
+    engine: Engine = "local",
+    address: Address = None,
+    shards: Annotated[int | None, typer.Option("--shards", min=1, help="ray: ranges of an exact index.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="ray: processes of each part [1].")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: AsJson = False,
@@ -314,13 +318,19 @@ def search(
     """Write a run, or answer one query. Searches an index, several fused, or a collection directly."""
     from shortlist.commands.search import search as run
 
-    run(
+    options: dict[str, Any] = dict(
         index=list(index or []), model=model, data=data, bm25=bm25, split=split, query=query, queries=queries,
         top_k=top_k, output=output, tag=tag, format=format, filter=filter, exclude_self=exclude_self, fuse=fuse,
         weights=weights, tune_weights=tune_weights, depth=depth, roll_up=roll_up, parent=parent,
         frequency_bias=frequency_bias, frequency_prior=frequency_prior, device=device, dtype=dtype, as_json=as_json,
         overwrite=overwrite,
     )  # fmt: skip
+    if engine == "local" and (address, shards, replicas) == (None, None, None):
+        run(**options)
+        return
+    from shortlist.commands.engine import search_on_ray
+
+    search_on_ray(engine, address=address, shards=shards, replicas=replicas, **options)
 
 
 @app.command()

@@ -6,11 +6,10 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shortlist.commands.encode import uses_ray
 from shortlist.commands.index import _check_spec, _located, _stored_record, count_prior
 from shortlist.data import load_collection
 from shortlist.errors import ConfigError
@@ -132,30 +131,48 @@ def index_on_ray(
     }  # fmt: skip
 
 
-@contextmanager
-def cluster_opener(
-    *, address: str | None = None, shards: int | None = None, replicas: int | None = None, device: str = "auto"
-) -> Iterator[Callable[[Any], ClusterIndex]]:
-    """A function that opens an index on a cluster, for `commands.search.search`; the actors end with the block.
+def search_on_ray(
+    engine: str,
+    *,
+    index: Any,
+    address: str | None = None,
+    shards: int | None = None,
+    replicas: int | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> Any:
+    """`commands.search.search` with the indexes of vectors held by the actors of a cluster; they end with the search.
 
     Args:
+        engine: "ray".
+        index: directory of an index, or several.
         address: of the cluster; by default a local one is started.
         shards: parts that an exact index is divided into; by default as many as nodes.
         replicas: actors of each part.
-        device: of the actors.
+        device: of the actors and of the model.
+        options: of `commands.search.search`.
+
+    Raises ConfigError for another engine, or without an index.
     """
+    from shortlist.commands.search import search
+
+    if not uses_ray(engine, address=address, shards=shards, replicas=replicas):
+        return search(index=index, device=device, **options)
+    if not index:
+        raise ConfigError("--engine ray searches an index that all nodes see; pass --index.")
+    kind = "cuda" if device.startswith("cuda") else device
     opened: list[ClusterIndex] = []
     with connect(address, cpus=(shards or 1) * (replicas or 1)) as cluster:
 
         def open_index(path: Any) -> ClusterIndex:
-            opened.append(ClusterIndex(path, cluster, shards=shards, replicas=replicas or 1, device=device))
+            opened.append(ClusterIndex(path, cluster, shards=shards, replicas=replicas or 1, device=kind))
             return opened[-1]
 
         try:
-            yield open_index
+            return search(index=index, device=device, opener=open_index, **options)
         finally:
-            for index in opened:
-                index.close()
+            for one in opened:
+                one.close()
 
 
 def _encoder(model: str | os.PathLike[str], device: str, dtype: str) -> DualEncoder:

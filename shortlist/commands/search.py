@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from shortlist.commands.searchers import AnyPath, Source, log_settings, open_sou
 from shortlist.data import Collection, load_collection, read_queries, write_run
 from shortlist.errors import ConfigError
 from shortlist.files import refuse_directory, refuse_existing
+from shortlist.indexes import parse_filter
 from shortlist.retrieval.fusion_weights import distinct
 from shortlist.retrieval.lexical_files import is_bm25
 from shortlist.types import Ranked, Run, check_k
@@ -44,6 +45,7 @@ def search(
     parent: str | None = None,
     frequency_bias: float | None = None,
     frequency_prior: str | None = None,
+    opener: Callable[[AnyPath], Any] | None = None,
     device: str = "auto",
     dtype: str = "auto",
     as_json: bool = False,
@@ -83,6 +85,7 @@ def search(
             times the log of the document's share of the training positives. Negative helps rare documents.
         frequency_prior: the split whose labels are counted for it when `data` is searched without an index; by default
             train. An index holds its own (`shortlist index --frequency-prior`).
+        opener: opens an index of vectors in another way, as on a cluster.
         device: of model and index.
         dtype: of the model's computation.
         as_json: print JSON in place of the table.
@@ -94,6 +97,8 @@ def search(
         IndexMismatchError: `model` is not the one of the index.
     """
     check_k(top_k)
+    if filter is not None:
+        parse_filter(filter)  # before anything is read: what is no filter at all
     indexes = [] if index is None else [index] if isinstance(index, (str, os.PathLike)) else list(index)
     searched = len(indexes) + bm25 + (not indexes and (model is not None or not bm25))
     _check_options(indexes, model, data, bm25, split, query, queries, output, tag, format)
@@ -115,7 +120,7 @@ def search(
     prior = (frequency_prior or "train") if frequency_bias is not None else None
     sources = open_sources(
         indexes, model=model, collection=collection, bm25=bm25, device=device, dtype=dtype, bias=frequency_bias,
-        prior=prior,
+        prior=prior, opener=opener, filtered=filter is not None,
     )  # fmt: skip
     names = distinct([source.name for source in sources])
     sources = [Source(name, source.searcher) for name, source in zip(names, sources, strict=True)]

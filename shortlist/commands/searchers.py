@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,13 +57,18 @@ def open_sources(
     dtype: str,
     bias: float | None,
     prior: str | None,
+    filtered: bool = False,
+    opener: Callable[[AnyPath], Any] | None = None,
 ) -> list[Source]:
-    """The indexes in the order given; then the collection itself, by BM25 and by encoding it with a model."""
+    """The indexes in the order given; then the collection itself, by BM25 and by encoding it with a model.
+
+    `filtered` says that a filter may ask for the fields of the documents.
+    """
     corpus = collection.corpus if collection is not None else None
     sources = [
         Source(
             Path(index).resolve().name,
-            open_searcher(index, model=model, corpus=corpus, device=device, dtype=dtype, bias=bias),
+            open_searcher(index, model=model, corpus=corpus, device=device, dtype=dtype, bias=bias, opener=opener),
         )
         for index in indexes
     ]
@@ -72,7 +77,13 @@ def open_sources(
 
         sources.append(Source("bm25", LexicalRetriever.build(collection.corpus)))
     if not indexes and collection is not None and (model is not None or not bm25):
-        sources.append(Source("dense", _encoded(collection, model, device=device, dtype=dtype, bias=bias, prior=prior)))
+        retriever = _encoded(collection, model, device=device, dtype=dtype, bias=bias, prior=prior)
+        if filtered:
+            from shortlist.indexes.documents import DocumentStore
+
+            retriever.index.documents = DocumentStore()
+            retriever.index.documents.append(collection.corpus)
+        sources.append(Source("dense", retriever))
     return sources
 
 
@@ -84,6 +95,7 @@ def open_searcher(
     device: str = "auto",
     dtype: str = "auto",
     bias: float | None = None,
+    opener: Callable[[AnyPath], Any] | None = None,
 ) -> Searcher:
     """The searcher of an index directory of any kind, with the model that built it.
 
@@ -94,6 +106,7 @@ def open_searcher(
         device: of model and index.
         dtype: of the model's computation.
         bias: strength of the frequency prior.
+        opener: opens an index of vectors in place of `open_index`, as for a cluster.
 
     Raises:
         ConfigError: a model for BM25, or none for an index that does not know its own.
@@ -112,7 +125,7 @@ def open_searcher(
     from shortlist.indexes import open_index
     from shortlist.retrieval.search import Retriever
 
-    opened = open_index(index, device=device)
+    opened = open_index(index, device=device) if opener is None else opener(index)
     encoder = encoder_of(Path(index), opened.model, model, device, dtype)
     # The index's own store shows what was indexed; the collection is for indexes without one.
     return Retriever(encoder, opened, corpus=None if opened.documents is not None else corpus, frequency_bias=bias)
@@ -120,7 +133,7 @@ def open_searcher(
 
 def _encoded(
     collection: Collection, model: AnyPath | None, *, device: str, dtype: str, bias: float | None, prior: str | None
-) -> Searcher:
+) -> Any:
     """The collection, encoded now."""
     from shortlist.indexes import ExactIndex
     from shortlist.retrieval.dual_encoder import DEFAULT_MODEL, DualEncoder
