@@ -154,7 +154,7 @@ def test_an_index_from_another_model_is_refused(built, tiny_transformer, tmp_pat
 
 def test_a_truncated_index_file_is_refused_by_name(built, tmp_path, capsys):
     index = shutil.copytree(built / "index", tmp_path / "index")
-    file = next(index.glob("vectors-*.npy"))
+    file = next(index.rglob("vectors-*.npy"))
     file.write_bytes(file.read_bytes()[:-8])
     assert run("search", "--index", index, "--data", built / "data", "-o", tmp_path / "new.run") == 5
     assert file.name in capsys.readouterr().err
