@@ -13,7 +13,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -208,7 +208,8 @@ def _clean(path: Path, manifest: Mapping[str, Any] | None) -> None:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
-                entry.unlink(missing_ok=True)
+                with suppress(OSError):  # the next writer tries again
+                    entry.unlink()
 
 
 def _entry(file: Path) -> dict[str, Any]:
