@@ -24,6 +24,7 @@ def print_json(query: str, results: Sequence[Ranked], details: Mapping[str, Mapp
             "score": result.score,
             "title": result.document.title if result.document is not None else None,
             "text": result.document.text if result.document is not None else None,
+            "fields": dict(result.document.metadata or {}) if result.document is not None else {},
             **details.get(result.id, {}),
         }
         for result in results
@@ -32,7 +33,7 @@ def print_json(query: str, results: Sequence[Ranked], details: Mapping[str, Mapp
 
 
 def print_table(results: Sequence[Ranked]) -> None:
-    """A table of rank, id, score, and the beginning of title and text."""
+    """A table of rank, id, score, and the beginning of title, text and fields."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -43,15 +44,26 @@ def print_table(results: Sequence[Ranked]) -> None:
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("title and text", ratio=1)
     for result in results:
-        title, text = (result.document.title, result.document.text) if result.document is not None else ("", "")
+        document = result.document
+        title, text = (document.title, document.text) if document is not None else ("", "")
         # Text, not str: brackets in a document are no markup.
         content = Text(" ".join(title.split()), style="bold")
         content.append(("\n" if content and text else "") + snippet(text), style="not bold")
+        fields = snippet(_fields(document.metadata or {}) if document is not None else "")
+        content.append(("\n" if content and fields else "") + fields, style="not bold dim")
         table.add_row(str(result.rank), Text(result.id), f"{result.score:.4f}", content)
     console = Console(file=sys.stdout)
     console.print(table)
     if not results:
         logger.info("nothing was found")
+
+
+def _fields(metadata: Mapping[str, Any]) -> str:
+    """The fields of a document that have a value, on one line."""
+    known = {name: value for name, value in metadata.items() if value not in (None, "", [])}
+    return " · ".join(
+        f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in known.items()
+    )
 
 
 def snippet(text: str, length: int = SNIPPET) -> str:

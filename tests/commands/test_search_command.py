@@ -77,7 +77,7 @@ def test_one_query_as_json(built, toy, capsys):
     assert printed["query"] == document.joined() and len(printed["results"]) == 2
     assert printed["results"][0] == {
         "rank": 1, "id": document.id, "score": pytest.approx(1.0, abs=1e-5), "title": document.title,
-        "text": document.text,
+        "text": document.text, "fields": {},
     }  # fmt: skip
 
 

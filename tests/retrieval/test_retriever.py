@@ -154,3 +154,42 @@ def test_rank_brings_the_documents(tmp_path, retriever):
     build_index(tmp_path / "index", [(list(TEXTS), vectors)], dim=8, documents=documents)
     results = Retriever(LetterEncoder(), open_index(tmp_path / "index")).rank("d", 2)
     assert results[0].document == Document("b c", "Title of b c", "ddda") and len(results) == 2
+
+
+def test_a_filter_limits_search_and_rank():
+    encoder = LetterEncoder()
+    documents = [Document(f"d{row}", "", "a" * row, {"year": 2000 + row}) for row in range(20)]
+    index = ExactIndex(encoder.dim)
+    vectors = encoder.encode_documents([document.text for document in documents])
+    index.add([document.id for document in documents], vectors, documents=documents)
+    retriever = Retriever(encoder, index)
+    run = retriever.search({"q": "a", "d18": "a"}, k=3, filter="year < 2019", exclude_self=True)
+    assert list(run["q"]) == ["d18", "d17", "d16"] and list(run["d18"]) == ["d17", "d16", "d15"]
+    assert list(retriever.search("a", None, filter={"d3", "d5", "x"})["0"]) == ["d5", "d3"]
+    (best,) = retriever.rank("a", 5, filter="id == 'd7'")
+    assert best.document.metadata == {"year": 2007} and best.rank == 1
+    with pytest.raises(ConfigError, match="did you mean 'year'"):
+        retriever.search("a", filter="yer > 3")
+    with pytest.raises(ConfigError, match="did you mean 'year'"):
+        retriever.rank("a", filter="yer > 3")
+
+
+def test_an_index_of_ones_own_gets_the_filter():
+    class Own:
+        dim = 2
+
+        def __len__(self):
+            return 3
+
+        def search(self, vectors, k, filter=None):
+            return [[("a", 1.0)] if filter is None or "a" in filter.wanted else []] * len(vectors)
+
+    class Encoder:
+        dim, fingerprint = 2, "x"
+
+        def encode_queries(self, texts):
+            return np.zeros((len(texts), 2), np.float32)
+
+    retriever = Retriever(Encoder(), Own())
+    assert list(retriever.search("x", 1)["0"]) == ["a"]
+    assert list(retriever.search("x", 1, filter={"b"})["0"]) == []
