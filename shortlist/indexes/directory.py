@@ -220,12 +220,16 @@ def _entry(file: Path) -> dict[str, Any]:
 
 
 def lock_directory(path: Path) -> int:
-    """An open handle of the directory `path` that holds its lock; closing it lets go of the lock."""
+    """An open handle of the directory `path` that holds its lock; closing it lets go of the lock.
+
+    Without flock (Windows) there is no lock: let only one process write.
+    """
+    if fcntl is None:
+        return os.open(os.devnull, os.O_RDONLY)
     while True:
         handle = os.open(path, os.O_RDONLY)
         try:
-            if fcntl is not None:
-                _flock(handle, path)
+            _flock(handle, path)
             same = os.path.exists(path) and os.path.samestat(os.fstat(handle), os.stat(path))
         except BaseException:
             os.close(handle)
