@@ -43,7 +43,7 @@ _CPUS_A_WORKER = 4
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to write shards; `run` names this call in the files of its attempts."""
+    """What a worker needs to write shards; `run` names this call in the files of its `attempts` at each."""
 
     model: str
     corpus: Any
@@ -54,6 +54,7 @@ class Job:
     batch_tokens: int
     threads: int
     run: str
+    attempts: int
 
 
 def encode_on_cluster(
@@ -119,7 +120,7 @@ def encode_on_cluster(
             job = Job(
                 model=str(encoder.save_pretrained(model).resolve()), corpus=corpus, output=str(store.path.resolve()),
                 side=side, device=kind, dtype=encoder.dtype_setting, batch_tokens=budget,
-                threads=threads, run=token,
+                threads=threads, run=token, attempts=ATTEMPTS,
             )  # fmt: skip
             _run(cluster, job, store, todo, min(count, len(todo)), counts, done)
         finally:
@@ -250,12 +251,12 @@ class ShardEncoder:
 
     def _mark(self, number: int) -> None:
         """Note that this shard is tried, on disk, where the worker that dies of it cannot take it along."""
-        for attempt in range(ATTEMPTS):
+        for attempt in range(self._job.attempts):
             mark = Path(self._job.output) / f".{self._job.run}.attempt-{number:05d}.{attempt}"
             with suppress(FileExistsError):
                 mark.touch(exist_ok=False)
                 return
         raise ShortlistError(
-            f"shard {number} ended its worker {ATTEMPTS} times; usually there was too little memory: use fewer workers "
-            "or a smaller batch_tokens. Finished shards are kept; run the same command to go on."
+            f"shard {number} ended its worker {self._job.attempts} times; usually there was too little memory: use "
+            "fewer workers or a smaller batch_tokens. Finished shards are kept; run the same command to go on."
         )
