@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 SAMPLE = 1_000  # queries at most
 _FETCHES = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 14, 20, 30, 50, 100)
 _DEEPEST_GRAPH = 4096
-_SINGLES = 200  # queries that are timed one by one
+_SINGLES = 200  # queries that are timed one by one at least
+_PATIENCE = 5.0  # seconds after which that many will do
 _SHORTFALLS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
 _LOSS = 0.005  # recall given up for speed where the target is out of reach
 
@@ -285,8 +286,10 @@ class _Search:
         return self._medians[settings]
 
     def _singles(self, most: int) -> NDArray[np.float64]:
-        seconds = []
+        seconds: list[float] = []
         for row in range(min(most, len(self.sample.queries))):
+            if len(seconds) >= _SINGLES and sum(seconds) > _PATIENCE:
+                break
             start = time.perf_counter()
             self.index.search(self.sample.queries[row : row + 1], self.k)
             seconds.append(time.perf_counter() - start)
@@ -300,7 +303,7 @@ class _Search:
         return min(_seconds(lambda: self._found(self.chosen, self.k), time.process_time) for _ in range(3))
 
     def cheapest(self, target: float) -> SearchSettings | None:
-        """The fastest settings that reach `target` on the chosen half with half a standard error to spare, if any do."""
+        """The fastest settings that reach `target` on the chosen half, half a standard error to spare, if any do."""
         tried: dict[int, tuple[float, int, SearchSettings] | None] = {}
 
         def attempt(place: int, start: int) -> tuple[float, int, SearchSettings] | None:
