@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sys
 import threading
 from functools import lru_cache
@@ -85,6 +86,8 @@ class FaissIndex(VectorIndex):
 
     def _make(self, factory: str) -> Any:
         faiss = import_faiss()
+        if "IDMap" in factory:
+            raise ConfigError(f"factory {factory!r} maps ids, which the index does itself; leave IDMap out.")
         try:
             return faiss.index_factory(
                 self.dim, factory, faiss.METRIC_INNER_PRODUCT if self.metric == "ip" else faiss.METRIC_L2
@@ -97,6 +100,7 @@ class FaissIndex(VectorIndex):
         faiss = import_faiss()
         self._selects = factories.selects(faiss, self._index)
         self._exhaustive = factories.exhaustive(faiss, self._index)
+        self._faithful = factories.lossless(faiss, self._index)
         ivf = factories.ivf_layer(faiss, self._index)
         self._clusters = 0 if ivf is None else int(ivf.nlist)
         self._direct = False  # whether an IVF kind knows where each position lies
@@ -106,7 +110,7 @@ class FaissIndex(VectorIndex):
     @property
     def lossless(self) -> bool:  # type: ignore[override]
         """Whether `vectors_at` gives the very vectors that were added."""
-        return self.rescore or not self._base_size() or factories.lossless(import_faiss(), self._index)
+        return self.rescore or self._faithful or not self._base_size()
 
     @property
     def _keeps_vectors(self) -> bool:  # type: ignore[override]
@@ -285,15 +289,14 @@ class FaissIndex(VectorIndex):
         scores = np.full((len(queries), k), -np.inf, np.float32)
         counts = np.zeros(len(queries), np.int64)
         pending: Any = slice(None)
-        # One more than asked for shows whether the k-th score is tied with what lies beyond.
-        fetch = self.settings.candidates(k) if self.rescore else k + 1
+        # One more than asked for shows whether the k-th score is tied with what lies beyond. Ties of codes say nothing
+        # about the vectors, so they are not pursued.
+        fetch = self.settings.candidates(k) if self.rescore else k + self._faithful
         most = size if self._exhaustive else max(_MAX_FETCH, 4 * fetch)
         while True:
             fetch = min(fetch, count)
-            found_scores, found = self._search(queries[pending], fetch, allowed, count / size)
+            found_scores, found, done = self._search(queries[pending], fetch, allowed, count / size)
             last = fetch >= min(count, most)
-            # A −1 at the end says that there is nothing more to find.
-            done = found[:, -1] < 0
             alike = found_scores[:, 0] == found_scores[:, -1]
             if self.rescore:
                 found_scores = self._rescored(queries[pending], found)
@@ -304,6 +307,8 @@ class FaissIndex(VectorIndex):
                 done[:] = True
             elif self.rescore:
                 done |= (there >= k) & ~alike
+            elif not self._faithful:
+                done |= there >= k
             elif self._selects or allowed is None:
                 # Complete if a lower score follows the k-th.
                 done |= found_scores[:, -1] < found_scores[:, k - 1]
@@ -324,8 +329,11 @@ class FaissIndex(VectorIndex):
 
     def _search(
         self, queries: Vectors, fetch: int, allowed: Mask | None, share: float
-    ) -> tuple[Vectors, NDArray[np.int64]]:
-        """Scores and positions `(queries, fetch or more)` from faiss, −1 for what is not there or not allowed."""
+    ) -> tuple[Vectors, NDArray[np.int64], Mask]:
+        """Scores and positions `(queries, fetch or more)` from faiss, and which queries it has no more results for.
+
+        The position is −1 for what is not there or not allowed.
+        """
         faiss, index, settings = import_faiss(), self._index, self.settings
         selector = None
         # What a filter leaves lies further away: look further.
@@ -352,11 +360,13 @@ class FaissIndex(VectorIndex):
             # This kind takes no selector after all.
             self._selects = False
             return self._search(queries, fetch, allowed, share)
-        if allowed is not None:
-            positions[~allowed[positions] & (positions >= 0)] = -1
-            if not self._selects:
-                scores, positions = _to_front(scores, positions, descending=self.metric == "ip")
-        return -scores if self.metric == "l2" else scores, positions
+        # A −1 at the end says that there is nothing more to find.
+        exhausted = positions[:, -1] < 0
+        if allowed is not None and not self._selects:
+            exhausted |= fetch >= len(allowed)
+            positions[~allowed[positions]] = -1
+            scores, positions = _to_front(scores, positions, descending=self.metric == "ip")
+        return -scores if self.metric == "l2" else scores, positions, exhausted
 
     def _gpu_copy(self) -> Any:
         if self._on_gpu is None:
@@ -488,5 +498,5 @@ def gpu_status() -> tuple[bool, str]:
 
 def _reason(error: Exception) -> str:
     """The part of a faiss message that a user can read."""
-    text = str(error).strip().split("\n")[0]
+    text = re.split(r"\.(?:cpp|h):\d+: (?:Error: )?", str(error).strip().split("\n")[0])[-1]
     return text.rpartition("failed: ")[2].rstrip(".") or type(error).__name__

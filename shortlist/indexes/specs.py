@@ -118,7 +118,8 @@ def parse_spec(text: str, *, dim: int, count: int | None = None) -> IndexSpec:
             raise ConfigError(f"index {text!r} is unknown; expected exact, {kinds}: all of them give exact results.")
         dtype = dtype or "float32"
         return IndexSpec("exact" if dtype == "float32" else f"exact:{dtype}", "exact", dtype)
-    if name in NAMED and not colon:
+    # Names may be written in any case, but RaBitQ is also a faiss factory.
+    if name in NAMED and not colon and body != "RaBitQ":
         factory, named_rescore = NAMED[name](dim, _ASSUMED if count is None else count)
         again = rescore or named_rescore
         return IndexSpec(name + (RESCORE if rescore and not named_rescore else ""), "faiss", "float32", factory, again)

@@ -29,6 +29,7 @@ from shortlist.indexes.specs import (
         ("exact:bfloat16", IndexSpec("exact:bfloat16", "exact", "bfloat16")),
         ("flat", IndexSpec("flat", "faiss", factory="Flat")),
         ("HNSW", IndexSpec("hnsw", "faiss", factory="HNSW32,Flat")),
+        ("RaBitQ", IndexSpec("RaBitQ", "faiss", factory="RaBitQ")),
         ("HNSW48,SQ8", IndexSpec("HNSW48,SQ8", "faiss", factory="HNSW48,SQ8")),
         ("IVF64,PQ8+rescore", IndexSpec("IVF64,PQ8+rescore", "faiss", factory="IVF64,PQ8", rescore=True)),
         ("sq8+rescore", IndexSpec("sq8+rescore", "faiss", factory="IVF1024,SQ8", rescore=True)),
