@@ -16,6 +16,7 @@ from shortlist.errors import ConfigError, DataError, IndexMismatchError, Missing
 from shortlist.indexes import open_index
 from shortlist.indexes.base import VectorIndex
 from shortlist.indexes.lifecycle import writing
+from shortlist.retrieval.lexical_files import is_bm25
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,13 @@ def update(
     if replace and data is None and not merge:
         raise ConfigError("--replace is for documents that come in; pass it with --data or --merge.")
     path = Path(index)
+    if is_bm25(path):
+        if data is not None or merge or compact:
+            raise ConfigError(
+                f"{path} is a BM25 index: its term weights depend on all documents, so that only --remove works; build "
+                "it again with `shortlist index --index bm25 --overwrite`."
+            )
+        return _remove_bm25(path, Path(str(remove)))
     opened = open_index(path, device="cpu")
     before = len(opened)
     unwanted = _read_ids(Path(remove)) if remove is not None else []
@@ -94,6 +102,17 @@ def update(
             f"{facts['tail']:,}", path,
         )  # fmt: skip
     return {**facts, "added": added, "removed": removed, "merged": merged, "seconds": time.perf_counter() - started}
+
+
+def _remove_bm25(path: Path, remove: Path) -> dict[str, Any]:
+    from shortlist.retrieval.lexical import LexicalRetriever
+
+    unwanted = _read_ids(remove)
+    opened = LexicalRetriever.open(path)
+    removed = opened.remove(unwanted)
+    logger.info("removed %s of %s ids in %s", f"{removed:,}", f"{len(set(unwanted)):,}", remove)
+    opened.commit()
+    return {**opened.stats(), "added": 0, "removed": removed, "merged": 0}
 
 
 def _add(

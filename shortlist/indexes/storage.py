@@ -89,6 +89,8 @@ def parse_manifest(directory: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{file} is not valid JSON ({error}); the index is damaged: build it again.") from None
+    if isinstance(manifest, dict) and manifest.get("kind") == "bm25":
+        raise DataError(f"{directory} is a BM25 index; expected an index of vectors, which a model makes.")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{directory} is not an index: its {MANIFEST} is of another kind; {advice}.")
     version = manifest.get("format_version")

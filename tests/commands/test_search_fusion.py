@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from shortlist import LexicalRetriever, fuse, roll_up, tune_weights
+from shortlist import LexicalRetriever, fuse, open_index, roll_up, tune_weights
 from shortlist.cli import main
 from shortlist.commands.index import index
 from shortlist.commands.index_bm25 import index_bm25
 from shortlist.commands.search import search
+from shortlist.commands.update import update
 from shortlist.data import read_run
-from shortlist.errors import ConfigError, MissingInputError, OutputExistsError
+from shortlist.errors import ConfigError, DataError, MissingInputError, OutputExistsError
 
 
 @pytest.fixture
@@ -59,6 +60,17 @@ def test_language_stemmer_and_stop_words_are_options(tmp_path):
         index_bm25(**options, **given)
         settings = LexicalRetriever.open(tmp_path / "index").settings()
         assert (settings["language"], settings["stemmer"], settings["stopwords"]) == expected
+
+
+def test_documents_are_removed_from_a_bm25_index(tmp_path, lexical, toy):
+    document = toy.corpus.row(0)
+    (tmp_path / "ids.txt").write_text(document.id + "\n")
+    assert update(index=lexical, remove=tmp_path / "ids.txt")["removed"] == 1
+    assert document.id not in [result.id for result in search(index=lexical, query=document.joined(), top_k=100)]
+    with pytest.raises(ConfigError, match="only --remove works"):
+        update(index=lexical, compact=True)
+    with pytest.raises(DataError, match="is a BM25 index; expected an index of vectors"):
+        open_index(lexical)
 
 
 def test_the_command_line_builds_and_searches(tmp_path, toy_beir, capsys):
