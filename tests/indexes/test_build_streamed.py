@@ -273,3 +273,13 @@ def test_a_full_disk_while_arrays_are_written_does_too(module, tmp_path, monkeyp
     # With room again the same call succeeds.
     assert index.commit() == 2 and "new" in open_index(path)
     verify(path)
+
+
+@pytest.mark.parametrize("spec", ["exact", "exact:int8", "IVF4,PQ8x4fs+rescore"])
+def test_more_than_sixteen_million_numbers_are_no_limit(spec, tmp_path):
+    # user-reports C.83: a quantile over a large tensor failed
+    many = np.random.default_rng(0).standard_normal((17_000, 1024), dtype=np.float32)
+    ids = [str(row) for row in range(17_000)]
+    build_index(tmp_path / "index", [(ids, many)], dim=1024, spec=spec, count=17_000)
+    index = open_index(tmp_path / "index")
+    assert [result[0][0] for result in index.search(many[[3, 16_999]], 1)] == ["3", "16999"]
