@@ -81,18 +81,11 @@ def tiny_transformer(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    """A Ray cluster of this machine with four logical CPUs; the commands find themselves connected and use it."""
-    import logging
+    """A Ray cluster of this machine with at least four logical CPUs; commands find themselves connected and use it."""
+    from shortlist.retrieval.cluster import connect
 
-    from shortlist.retrieval.cluster import import_ray
-
-    ray = import_ray()
-    ray.init(
-        address="local", num_cpus=4, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False,
-        logging_level=logging.ERROR, namespace="shortlist",
-    )  # fmt: skip
-    yield ray
-    ray.shutdown()
+    with connect(cpus=4) as cluster:
+        yield cluster.ray
 
 
 def _toy_words() -> list[str]:

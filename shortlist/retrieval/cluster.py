@@ -24,6 +24,7 @@ from shortlist.errors import ConfigError, MissingExtraError, MissingInputError, 
 logger = logging.getLogger(__name__)
 
 LOCAL_OBJECTS = 512 << 20  # bytes of the object store of a local cluster: results and masks, never vectors
+_STARTS = 3  # attempts to start a local cluster
 SHARED = "data, model, index and output must lie under one path that all nodes share (a network file system)"
 
 # Nothing is sent anywhere, and a dying worker is our sentence, not a page of Ray's log.
@@ -139,14 +140,22 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> Iterator[
         }
     with warnings.catch_warnings(), _silent():
         warnings.simplefilter("ignore")
-        try:
-            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"no Ray cluster answers at {address}" if address else "a local Ray cluster could not be started"
-            raise ShortlistError(
-                f"{where} ({reason(error)}); start one with `ray start --head` and give its address, or leave "
-                "--address out for a cluster of this machine alone."
-            ) from None
+        for left in reversed(range(_STARTS if address is None else 1)):
+            try:
+                ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+                break
+            except Exception as error:  # Ray raises plain exceptions here
+                ray.shutdown()
+                # A busy machine may not start everything within the half minute that Ray allows.
+                if left:
+                    continue
+                where = (
+                    f"no Ray cluster answers at {address}" if address else "a local Ray cluster could not be started"
+                )
+                raise ShortlistError(
+                    f"{where} ({reason(error)}); start one with `ray start --head` and give its address, or leave "
+                    "--address out for a cluster of this machine alone."
+                ) from None
     try:
         yield Cluster(ray, started=address is None)
     finally:

@@ -175,7 +175,7 @@ def test_errors_of_a_worker_keep_their_class_and_name_the_document(cluster, corp
 
 
 def test_what_the_cluster_cannot_do_is_said_before_anything_is_written(cluster, encoder, corpus, tmp_path):
-    with pytest.raises(ConfigError, match="400 workers need one of the cluster's CPUs each, and it has 4"):
+    with pytest.raises(ConfigError, match="400 workers need one of the cluster's CPUs each, and it has "):
         encode_on_cluster(cluster, encoder, corpus, tmp_path / "v", workers=400)
     with pytest.raises(ConfigError, match="workers is 0"):
         encode_on_cluster(cluster, encoder, corpus, tmp_path / "v", workers=0)
