@@ -9,7 +9,7 @@ import pytest
 from shortlist.commands import index as module
 from shortlist.commands.encode import encode
 from shortlist.commands.index import index
-from shortlist.errors import ConfigError, DataError, OutputExistsError
+from shortlist.errors import ConfigError, DataError, IndexMismatchError, OutputExistsError
 from shortlist.indexes import open_index
 from shortlist.retrieval import encode as encode_module
 from shortlist.retrieval.dual_encoder import DualEncoder
@@ -141,3 +141,54 @@ def test_vectors_of_queries_or_of_another_corpus_are_refused(tmp_path, toy_beir,
     with pytest.raises(DataError, match="same order"):
         index(model=model, data=toy_beir, output=tmp_path / "a", vectors=tmp_path / "labels")
     assert not (tmp_path / "a").exists()
+
+
+def test_auto_chooses_tunes_and_puts_the_choice_into_the_manifest(tmp_path, toy_beir, model, capsys, caplog):
+    with caplog.at_level(logging.INFO, logger="shortlist"):
+        result = index(model=model, data=toy_beir, output=tmp_path / "index", index="auto", tune_split="test")
+    assert result["index"] == "exact" and "index auto: exact: scanning all" in caplog.text
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    tuning = manifest["tuning"]
+    assert manifest["spec"] == "exact" and tuning["choice"].startswith("scanning all")
+    assert (tuning["k"], tuning["target"], tuning["recall"], tuning["met"]) == (10, 0.95, 1.0, True)
+    assert tuning["source"].endswith("queries of split test") and tuning["build_seconds"] > 0
+    printed = capsys.readouterr().out
+    for word in ("recall@10", "recall@100", "bytes a vector", "build seconds", "median ms", "queries/s"):
+        assert word in printed
+
+
+def test_a_chosen_kind_is_tuned_where_a_target_is_given(tmp_path, toy_beir, model, caplog):
+    index(model=model, data=toy_beir, output=tmp_path / "index", index="IVF1,Flat", recall=0.9)
+    opened = open_index(tmp_path / "index")
+    assert opened.settings.nprobe == 1 and "stored vectors" in opened.tuning["source"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"index": "exact", "memory": "4GB"}, "--memory is what --index auto chooses by"),
+        ({"index": "auto", "memory": "four"}, "is not a size"),
+        ({"index": "auto", "latency": "5"}, "is not a time"),
+        ({"index": "auto", "recall": 95}, "at most 1"),
+    ],
+)
+def test_a_wrong_target_fails_before_any_work(tmp_path, toy_beir, model, monkeypatch, options, message):
+    monkeypatch.setattr(module, "load_collection", lambda *a, **k: pytest.fail("work was begun"))
+    with pytest.raises(ConfigError, match=message):
+        index(model=model, data=toy_beir, output=tmp_path / "index", **options)
+
+
+def test_a_memory_that_nothing_fits_in_fails_before_encoding(tmp_path, toy_beir, model, monkeypatch):
+    monkeypatch.setattr(module, "_encode", lambda *a, **k: pytest.fail("encoding was begun"))
+    with pytest.raises(ConfigError, match="memory|fits"):
+        index(model=model, data=toy_beir, output=tmp_path / "index", index="auto", memory="100")
+    assert not (tmp_path / "index").exists()
+
+
+def test_queries_to_tune_with_need_the_model_of_the_vectors(tmp_path, toy_beir, model, other_model):
+    encode(model=other_model, data=toy_beir, output=tmp_path / "vectors")
+    with pytest.raises(IndexMismatchError, match="cannot encode the queries to tune with"):
+        index(
+            model=model, data=toy_beir, output=tmp_path / "a", vectors=tmp_path / "vectors", index="auto",
+            tune_split="test",
+        )  # fmt: skip
