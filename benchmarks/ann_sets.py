@@ -2,9 +2,9 @@
 
 `titles-static`  100,000 titles (yso-titles) and 82,115 definitions (wordnet-nouns), the embedded encoder, 256 numbers
 `titles-minilm`  60,000 of those titles and 40,000 of those definitions, all-MiniLM-L6-v2, 384 numbers
-`million-static` 1,000,000 distinct texts, the embedded encoder: all titles and labels of yso-titles, names and definitions
-                 of wordnet-nouns, then single sentences and then windows of two, three … adjacent sentences of the
-                 abstracts, answers, paragraphs and news stories of the other collections, until there are enough
+`million-static` 1,000,000 distinct texts, the embedded encoder: all titles and labels of yso-titles, names and
+                 definitions of wordnet-nouns, then single sentences and then windows of two, three … adjacent sentences
+                 of the abstracts, answers, paragraphs and news stories of the other collections, until there are enough
 `small`          10,000 of the titles, the embedded encoder, for a quick trial
 
 The queries are the same 2,000 titles everywhere, drawn by a hash; they are in no index.
