@@ -27,7 +27,7 @@ from shortlist.indexes import faiss_factories as factories
 from shortlist.indexes.base import SLICE, VectorIndex
 from shortlist.indexes.blocks import VectorBlocks, Vectors
 from shortlist.indexes.scan import Found, Mask, scan
-from shortlist.indexes.specs import DEFAULT_EF_SEARCH, NAMED, PER_CLUSTER, default_probes, parse_spec
+from shortlist.indexes.specs import DEFAULT_EF_SEARCH, NAMED, PER_CLUSTER, SearchSettings, default_probes, parse_spec
 from shortlist.indexes.topk import sort_rows
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ FILE = "index.faiss"
 _MAX_GPU_RESULTS = 2048  # faiss's limit for k on a GPU
 _MAX_FETCH = 4096  # results up to which an approximate search is widened for ties and filters
 _WIDEST = 8  # how many times more thoroughly a search under a selective filter looks
+_ONE_BIT = re.compile(r"RaBitQ(fs)?(?![0-9a-z])|LSH")
 _GATHERED = 1 << 14  # vectors scored again at a time; 16 MB at 256 dimensions
 
 
@@ -70,6 +71,8 @@ class FaissIndex(VectorIndex):
         self.factory = factory
         self.device = device
         self.rescore = bool(rescore)
+        if _ONE_BIT.search(factory):
+            self.settings = SearchSettings(fetch=10.0)
         self._lock = threading.Lock()
         self._opened = False
         self._restart()

@@ -44,7 +44,8 @@ class SearchSettings:
     Args:
         nprobe: clusters that a search visits (IVF kinds).
         ef_search: length of the candidate list (HNSW kinds); at least k is always kept.
-        fetch: candidates that are scored again, as a multiple of k (kinds with re-scoring).
+        fetch: candidates that are scored again, as a multiple of k (kinds with re-scoring); codes of one bit a
+            dimension need about 10.
 
     Raises:
         ConfigError: a number that is not positive.
@@ -52,7 +53,7 @@ class SearchSettings:
 
     nprobe: int | None = None
     ef_search: int | None = None
-    fetch: float = 10.0
+    fetch: float = 4.0
 
     def __post_init__(self) -> None:
         for name in ("nprobe", "ef_search"):

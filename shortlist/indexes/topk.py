@@ -129,10 +129,8 @@ class TopK:
         rows = np.concatenate([rows, affected[own_row]])
         positions = np.concatenate([positions, self._positions[affected[own_row], own_column]])
 
-        unique, inverse = np.unique(positions, return_inverse=True)
-        place = np.empty(len(unique), np.int64)
-        place[rank_order(self._take_ids(unique), np.zeros(len(unique)))] = np.arange(len(unique))
-        order = np.lexsort((place[inverse.reshape(-1)], rows))
+        place, inverse = _places(positions, self._take_ids)
+        order = np.lexsort((place[inverse], rows))
         rows, positions = rows[order], positions[order]
         starts = np.searchsorted(rows, affected)
         slots = inside.sum(axis=1)
@@ -143,15 +141,28 @@ class TopK:
 def sort_rows(positions: Positions, scores: Floats, take_ids: TakeIds) -> tuple[Positions, Floats, NDArray[np.int64]]:
     """Sort each row of `(queries, k)` by the tie rule; −inf entries go last and are not counted.
 
-    Only rows that hold equal scores need their ids, so only those pay for them.
+    Only entries that share their score with a neighbour need their ids; all of them are ordered in one pass.
     """
     order = np.argsort(-scores, axis=1, kind="stable")
     scores = np.take_along_axis(scores, order, axis=1)
     positions = np.take_along_axis(positions, order, axis=1)
     counts = (scores > -np.inf).sum(axis=1)
     ties = (scores[:, 1:] == scores[:, :-1]) & (scores[:, 1:] > -np.inf)
-    for row in np.flatnonzero(ties.any(axis=1)).tolist():
-        count = int(counts[row])
-        ranked = rank_order(take_ids(positions[row, :count]), scores[row, :count])
-        positions[row, :count] = positions[row, ranked]
+    if ties.any():
+        tied = np.zeros(scores.shape, bool)
+        tied[:, 1:] = ties
+        tied[:, :-1] |= ties
+        rows, columns = np.nonzero(tied)
+        own = positions[rows, columns]
+        place, inverse = _places(own, take_ids)
+        # The places of a group of ties follow each other, so sorting within them puts each group in order.
+        positions[rows, columns] = own[np.lexsort((place[inverse], -scores[rows, columns], rows))]
     return positions, scores, counts
+
+
+def _places(positions: Positions, take_ids: TakeIds) -> tuple[Positions, Positions]:
+    """The place of each distinct position among them by the tie rule, and which of them each of `positions` is."""
+    unique, inverse = np.unique(positions, return_inverse=True)
+    place = np.empty(len(unique), np.int64)
+    place[rank_order(take_ids(unique), np.zeros(len(unique)))] = np.arange(len(unique))
+    return place, inverse.reshape(-1)
