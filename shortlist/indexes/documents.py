@@ -24,6 +24,7 @@ from shortlist.indexes.ids import OFFSETS as IDS_OFFSETS
 
 DOCUMENTS, OFFSETS = "docs.jsonl", "docs.offsets.npy"
 _SLICE = 65_536
+_JSON = json.JSONEncoder(ensure_ascii=False)
 
 
 class DocumentStore:
@@ -173,7 +174,7 @@ def _line(document: Any) -> tuple[bytes, Mapping[str, Any] | None]:
         fields = plain(metadata) if metadata else None
         if fields:
             record["metadata"] = fields
-        return (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "replace"), fields
+        return (_JSON.encode(record) + "\n").encode("utf-8", "replace"), fields
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"document {document.id!r}: its metadata cannot be stored as JSON ({error}).") from None
 

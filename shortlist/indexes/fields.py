@@ -31,6 +31,7 @@ _ITEMS: dict[str | None, pa.DataType] = {
 }  # fmt: skip
 _NAMES = {arrow: item for item, arrow in _ITEMS.items()}
 _PLAIN = {bool: "bool", float: "float", str: "string"}
+_AS_IT_IS = (str, int, bool)
 
 
 class Kind(NamedTuple):
@@ -100,17 +101,20 @@ class FieldTypes:
 
     def __init__(self) -> None:
         self.kinds: dict[str, Kind] = {}
-        self._seen: set[tuple[str, type]] = set()
+        self._seen: set[tuple[str, bool, type | None]] = set()
         self._said: set[str] = set()
 
     def observe(self, metadata: Mapping[str, Any]) -> None:
         """Take the values of one document into account."""
         for name, value in metadata.items():
-            key = (name, type(value))
+            # Nearly all values are of a type that this field was seen with before.
+            many = type(value) is list
+            types = set(map(type, value)) if many else {type(value)}
+            key = (name, many, types.pop() if len(types) == 1 else None)
             if key in self._seen:
                 continue
-            if type(value) in _PLAIN and value == value:
-                # What an int or a list is depends on its value, these do not.
+            if key[2] in (str, bool):
+                # What an int, a float or a mixture is depends on its value, these do not.
                 self._seen.add(key)
             self.join(name, Kind.of(value))
 
@@ -151,8 +155,19 @@ def column_batches(metadata: Iterable[Mapping[str, Any] | None], kinds: Mapping[
 
 
 def _batch(rows: list[Mapping[str, Any]], kinds: Mapping[str, Kind], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [pa.array([kind.values(row.get(name)) for row in rows], kind.arrow) for name, kind in kinds.items()]
+    arrays = [_array([row.get(name) for row in rows], kind) for name, kind in kinds.items()]
     return pa.record_batch(arrays, schema=schema)
+
+
+def _array(values: list[Any], kind: Kind) -> pa.Array:
+    """JSON values as a column of `kind`."""
+    if kind.many:  # a text is not the list of its characters
+        values = [value if type(value) is list or value is None or value != value else [value] for value in values]
+    try:
+        # Arrow refuses what is of another type, and only then each value has to be looked at.
+        return pa.array(values, kind.arrow, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.array([kind.values(value) for value in values], kind.arrow)
 
 
 def write_fields(file: Path, metadata: Iterable[Mapping[str, Any] | None], kinds: Mapping[str, Kind]) -> None:
@@ -199,12 +214,8 @@ class _Part:
         if kind == self.kinds[name]:
             return [batch.column(name) for batch in self._batches]
         if (name, kind) not in self._converted:
-            self._converted[name, kind] = [_converted(batch.column(name), kind) for batch in self._batches]
+            self._converted[name, kind] = [_array(batch.column(name).to_pylist(), kind) for batch in self._batches]
         return self._converted[name, kind]
-
-
-def _converted(array: pa.Array, kind: Kind) -> pa.Array:
-    return pa.array([kind.values(value) for value in array.to_pylist()], kind.arrow)
 
 
 class FieldStore:
@@ -288,14 +299,14 @@ class FieldStore:
 
 def plain(value: Any) -> Any:
     """A value of metadata as JSON holds it: numpy's scalars as numbers, dates as ISO text, NaN as null."""
-    if value is None or type(value) in (str, int, bool):
+    if value is None or type(value) in _AS_IT_IS:
         return value
     if isinstance(value, float):
         return None if math.isnan(value) else float(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): one if type(one) in _AS_IT_IS else plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [one if type(one) in _AS_IT_IS else plain(one) for one in value]
     if isinstance(value, (set, frozenset)):
         return sorted((plain(one) for one in value), key=str)
     if hasattr(value, "isoformat"):

@@ -159,8 +159,6 @@ class IdTable:
             table._parts.append(_Part(directory))
             table._mapped += table._parts[-1].count
         if removed is not None:
-            if removed.dtype != bool:  # positions
-                removed = np.bincount(removed, minlength=table._mapped).astype(bool)
             if len(removed) != table._mapped:
                 raise DataError(f"{len(removed)} marks of removal for {table._mapped} ids; build the index again.")
             table.num_removed = int(np.count_nonzero(removed))
