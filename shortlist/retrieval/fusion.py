@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError
-from shortlist.types import Run, check_k, rank_order, strictly_decreasing
+from shortlist.types import Run, check_k, strictly_decreasing
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,7 @@ def fuse(
         filled = [scored for _, scored in lists if len(scored)]
         if len(filled) == 1:
             scores = _in_order(scores, filled[0][: len(scores)])
-        order = rank_order(ids, scores)
-        fused.add(query, [ids[place] for place in order.tolist()], scores[order])
+        fused.add(query, ids, scores)
     return fused
 
 
