@@ -17,13 +17,14 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 QUERIES = 2_000
+PIECE = 5_000
 SETS = ("titles-static", "titles-minilm", "million-static")
 _FOLDERS = ("scifact", "cranfield", "nq-qed", "medquad", "s2search-sample")
 
@@ -39,10 +40,23 @@ def vector_set(name: str, data: Path, work: Path) -> tuple[NDArray[np.float32], 
             (files[0], documents, encoder.encode_documents),
             (files[1], queries, encoder.encode_queries),
         ):
+            pieces = [_piece(file, number, texts, encode) for number in range(-(-len(texts) // PIECE))]
             part = file.with_suffix(".tmp.npy")
-            np.save(part, np.concatenate([encode(texts[i : i + 50_000]) for i in range(0, len(texts), 50_000)]))
+            np.save(part, np.concatenate([np.load(piece) for piece in pieces]))
             part.rename(file)
+            for piece in pieces:
+                piece.unlink()
     return np.load(files[0], mmap_mode="r"), np.load(files[1], mmap_mode="r")
+
+
+def _piece(file: Path, number: int, texts: list[str], encode: Callable[..., NDArray[np.float32]]) -> Path:
+    """The vectors of some of the texts in a file of their own, so that an interrupted run goes on."""
+    piece = file.with_name(f"{file.stem}.{number:03d}.npy")
+    if not piece.exists():
+        part = piece.with_suffix(".tmp.npy")
+        np.save(part, encode(texts[number * PIECE : (number + 1) * PIECE]))
+        part.rename(piece)
+    return piece
 
 
 def _encoder(name: str):  # type: ignore[no-untyped-def]

@@ -37,15 +37,15 @@ def test_what_is_no_time_is_refused_with_an_example(text):
     [
         (0, 256, {}, "exact"),
         (5_000, 256, {}, "exact"),
-        (182_115, 256, {}, "IVF512,PQ128x4fs+rescore"),
-        (100_000, 384, {}, "IVF512,PQ192x4fs+rescore"),
-        (1_000_000, 256, {}, "IVF1024,PQ128x4fs+rescore"),
-        (1_000_000, 256, {"memory": 60_000_000}, "IVF1024,PQ64x4fs+rescore"),
+        (182_115, 256, {}, "IVF512,PQ128x4fsr+rescore"),
+        (100_000, 384, {}, "IVF512,PQ192x4fsr+rescore"),
+        (1_000_000, 256, {}, "IVF1024,PQ128x4fsr+rescore"),
+        (1_000_000, 256, {"memory": 60_000_000}, "IVF1024,PQ64x4fsr+rescore"),
         (1_000_000, 256, {"recall": 1.0}, "exact"),
         (1_000_000, 256, {"recall": 1.0, "memory": 500_000_000}, "exact:int8"),
         (182_115, 256, {"latency": 0.2}, "exact"),
-        (182_115, 256, {"latency": 0.002}, "IVF512,PQ128x4fs+rescore"),
-        (100_000, 257, {}, "IVF512,PQ257x4fs+rescore"),
+        (182_115, 256, {"latency": 0.002}, "IVF512,PQ128x4fsr+rescore"),
+        (100_000, 257, {}, "IVF512,PQ257x4fsr+rescore"),
     ],
 )
 def test_the_rules(count, dim, options, start):
