@@ -26,6 +26,7 @@ from shortlist.errors import ConfigError, DataError, MissingExtraError
 from shortlist.indexes import faiss_factories as factories
 from shortlist.indexes.base import SLICE, VectorIndex
 from shortlist.indexes.blocks import VectorBlocks, Vectors
+from shortlist.indexes.results import cut, merged, rescored, to_front
 from shortlist.indexes.scan import Found, Mask, scan
 from shortlist.indexes.specs import DEFAULT_EF_SEARCH, NAMED, PER_CLUSTER, SearchSettings, default_probes, parse_spec
 from shortlist.indexes.topk import sort_rows
@@ -37,7 +38,6 @@ _MAX_GPU_RESULTS = 2048  # faiss's limit for k on a GPU
 _MAX_FETCH = 4096  # results up to which an approximate search is widened for ties and filters
 _WIDEST = 8  # how many times more thoroughly a search under a selective filter looks
 _ONE_BIT = re.compile(r"RaBitQ(fs)?(?![0-9a-z])|LSH")
-_GATHERED = 1 << 14  # vectors scored again at a time; 16 MB at 256 dimensions
 
 
 class FaissIndex(VectorIndex):
@@ -281,7 +281,7 @@ class FaissIndex(VectorIndex):
                 allowed=outside, metric=self.metric,
             )  # fmt: skip
             parts.append((np.where(positions < 0, -1, positions + size), scores, counts))
-        return _merged(parts, k, self._ids.take)
+        return merged(parts, k, self._ids.take)
 
     def _scan_base(self, queries: Vectors, k: int, allowed: Mask | None, count: int) -> Found:
         """As `_scan`, over the base alone; `count` of its positions are allowed."""
@@ -302,7 +302,9 @@ class FaissIndex(VectorIndex):
             last = fetch >= min(count, most)
             alike = found_scores[:, 0] == found_scores[:, -1]
             if self.rescore:
-                found_scores = self._rescored(queries[pending], found)
+                if self._stored is None:
+                    raise DataError("the vectors of this index are not there; build it again with +rescore.")
+                found_scores = rescored(queries[pending], found, self._stored, metric=self.metric)
             else:
                 found_scores[found < 0] = -np.inf
             found, found_scores, there = sort_rows(found, found_scores, self._ids.take)
@@ -320,7 +322,7 @@ class FaissIndex(VectorIndex):
                 done |= (there > k) & (reached < found_scores[:, k - 1])
             width = min(k, found.shape[1])
             if isinstance(pending, slice) and done.all() and width == k:
-                return _cut(found, found_scores, there, k)
+                return cut(found, found_scores, there, k)
             rows = np.arange(len(queries))[pending][done]
             positions[rows, :width], scores[rows, :width] = found[done, :width], found_scores[done, :width]
             counts[rows] = np.minimum(there[done], width)
@@ -368,7 +370,7 @@ class FaissIndex(VectorIndex):
         if allowed is not None and not self._selects:
             exhausted |= fetch >= len(allowed)
             positions[~allowed[positions]] = -1
-            scores, positions = _to_front(scores, positions, descending=self.metric == "ip")
+            scores, positions = to_front(scores, positions, descending=self.metric == "ip")
         return -scores if self.metric == "l2" else scores, positions, exhausted
 
     def _gpu_copy(self) -> Any:
@@ -379,25 +381,6 @@ class FaissIndex(VectorIndex):
                 logger.info("%s searches on the CPU: faiss cannot copy it to a GPU: %s.", self.factory, _reason(error))
                 self._on_gpu = False
         return self._on_gpu
-
-    def _rescored(self, queries: Vectors, found: NDArray[np.int64]) -> Vectors:
-        """Scores of `found` `(queries, candidates)` from the float32 vectors; −inf where there is none."""
-        scores = np.empty(found.shape, np.float32)
-        step = max(1, _GATHERED // found.shape[1])
-        stored = self._stored
-        if stored is None:
-            raise DataError("the vectors of this index are not there; build it again with +rescore.")
-        for start in range(0, len(found), step):
-            part = found[start : start + step]
-            vectors = stored.at(np.maximum(part, 0).reshape(-1)).reshape(*part.shape, self.dim)
-            query = queries[start : start + step, None]
-            if self.metric == "l2":
-                vectors -= query
-                np.negative(np.einsum("qkd,qkd->qk", vectors, vectors), out=scores[start : start + step])
-            else:
-                np.einsum("qkd,qd->qk", vectors, query[:, 0], out=scores[start : start + step])
-        scores[found < 0] = -np.inf
-        return scores
 
     # Files.
 
@@ -433,30 +416,6 @@ class FaissIndex(VectorIndex):
         self._opened = True
         self._tail = VectorBlocks(self.dim)
         self._tail.extend(blocks)
-
-
-def _cut(positions: NDArray[np.int64], scores: Vectors, counts: NDArray[np.int64], k: int) -> Found:
-    positions, scores = positions[:, :k], scores[:, :k]
-    if (counts < k).any():
-        positions[scores == -np.inf] = -1
-    return np.ascontiguousarray(positions), np.ascontiguousarray(scores), np.minimum(counts, k)
-
-
-def _to_front(scores: Vectors, positions: NDArray[np.int64], *, descending: bool) -> tuple[Vectors, NDArray[np.int64]]:
-    """Results in their order with those that are not there (−1) behind them."""
-    order = np.argsort(positions < 0, axis=1, kind="stable")
-    scores, positions = np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1)
-    scores[positions < 0] = -np.inf if descending else np.inf
-    return scores, positions
-
-
-def _merged(parts: list[Found], k: int, take_ids: Any) -> Found:
-    """The `k` best over several ranked lists of the same queries."""
-    if len(parts) == 1:
-        return parts[0]
-    positions = np.concatenate([part[0] for part in parts], axis=1)
-    scores = np.concatenate([part[1] for part in parts], axis=1)
-    return _cut(*sort_rows(positions, scores, take_ids), k)
 
 
 @lru_cache(maxsize=1)
