@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from common import arguments, report
 
+from shortlist.indexes.specs import SearchSettings, clusters, default_probes
+
 DOCUMENTS = (10_000_000, 100_000_000, 1_000_000_000)
 DIMS = (256, 384, 768, 1024)
 KINDS = ("exact", "exact:int8", "ivf-pq", "hnsw")
@@ -29,46 +31,59 @@ memory    = documents x bytes that a search keeps busy: exact 4d; exact:int8 d; 
 machines  = memory / (64 GB x 0.8), rounded up; the parts of the index are spread over them
 exact     latency = bytes of a machine / min(16 x scan speed of a core, 100 GB/s)
           throughput = 16 x machines x multiply-adds a second of a core in batches of 1,024 / (d x documents)
-ivf-pq    latency = codes visited by one query on a machine / speed of a core + k' random reads of 0.1 ms
-          throughput = 16 / (seconds that a query keeps a core of every machine busy, reads excluded)
-hnsw      latency = measured x ln(documents of a machine) / ln(documents measured); throughput = 16 / latency
+ivf-pq    busy = measured in a batch + further codes visited x seconds a code + further centroids x seconds a vector
+hnsw      busy = measured in a batch x ln(documents of a machine) / ln(documents measured): at the least
+both      latency = what a single call costs more than one in a batch + busy + k' random reads of 0.1 ms (ivf-pq)
+          throughput = 16 / busy, for every query keeps one core of every machine busy
 encode    = documents / (documents a second of a core x 16 x machines)
-build     = documents x seconds a vector / (16 x machines); for hnsw grown by the same logarithm"""
+build     = documents x seconds a vector / (16 x machines); for hnsw grown by the same logarithm, at the least"""
 
 
 def measure(count: int, model: str | None) -> dict:
     """Bytes, speeds and build times of each kind on one core."""
     import torch
 
-    from shortlist.indexes import build_index, open_index
-
     torch.set_num_threads(1)
-    constants: dict = {"documents": count, "kinds": {}}
+    constants: dict = {"documents": count, "kinds": {kind: {} for kind in KINDS}}
     for dim in (256, 768):
         vectors = clustered(count, dim)
-        ids = [f"document-{number}" for number in range(count)]
-        queries = np.ascontiguousarray(vectors[:: count // 256][:256] + np.float32(0.01))
         for kind in KINDS:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "index"
-                start = time.process_time()
-                build_index(path, [(ids, vectors)], dim=dim, spec=kind, count=count)
-                seconds = time.process_time() - start
-                size = sum(
-                    file.stat().st_size for file in path.rglob("*") if file.is_file() and "docs" not in file.name
-                )
-                index = open_index(path, device="cpu")
-                one = best(lambda index=index, queries=queries: index.search_arrays(queries[:1], K), 15)
-                batch = np.tile(queries, (BATCH // len(queries), 1))
-                many = best(lambda index=index, batch=batch: index.search_arrays(batch, K), 2) / BATCH
-                constants["kinds"].setdefault(kind, {})[str(dim)] = {
-                    "bytes": size / count, "build_us": seconds / count * 1e6, "one_ms": one * 1e3,
-                    "batch_ms": many * 1e3,
-                }  # fmt: skip
+            constants["kinds"][kind][str(dim)] = measure_kind(kind, vectors)
     constants["encode"] = {"static": encode_speed("shortlist/static-en", 20_000)}
     if model is not None:
         constants["encode"]["transformer"] = encode_speed(model, 300)
     return constants
+
+
+def measure_kind(kind: str, vectors: np.ndarray) -> dict:
+    from dataclasses import replace
+
+    from shortlist.indexes import build_index, open_index
+
+    count, dim = vectors.shape
+    ids = [f"document-{number}" for number in range(count)]
+    queries = np.ascontiguousarray(vectors[:: count // 256][:256] + np.float32(0.01))
+    batch = np.tile(queries, (BATCH // len(queries), 1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "index"
+        start = time.process_time()
+        build_index(path, [(ids, vectors)], dim=dim, spec=kind, count=count)
+        seconds = time.process_time() - start
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        index = open_index(path, device="cpu")
+        figures = {
+            "bytes": size / count, "build_us": seconds / count * 1e6,
+            "one_ms": best(lambda: index.search_arrays(queries[:1], K), 15) * 1e3,
+            "batch_ms": best(lambda: index.search_arrays(batch, K), 2) / BATCH * 1e3,
+        }  # fmt: skip
+        if kind == "ivf-pq":
+            # All clusters against the default ones: what one code more costs.
+            nlist = clusters(count)
+            visited = count * default_probes(nlist) / nlist
+            index.settings = replace(index.settings, nprobe=nlist)
+            every = best(lambda: index.search_arrays(batch, K), 2) / BATCH * 1e3
+            figures["code_ns"] = max(0.0, (every - figures["batch_ms"]) / (count - visited) * 1e6)
+    return figures
 
 
 def clustered(count: int, dim: int) -> np.ndarray:
@@ -106,8 +121,6 @@ def linear(measured: dict, key: str, dim: int) -> float:
 
 
 def requirements(constants: dict, kind: str, documents: int, dim: int) -> dict:
-    from shortlist.indexes.specs import SearchSettings, clusters, default_probes
-
     measured, count = constants["kinds"][kind], constants["documents"]
     disk = linear(measured, "bytes", dim)
     resident = {"exact": 4 * dim, "exact:int8": dim, "ivf-pq": dim / 4 + 8}.get(kind, disk)
@@ -117,17 +130,18 @@ def requirements(constants: dict, kind: str, documents: int, dim: int) -> dict:
         speed = count * resident / (linear(measured, "one_ms", dim) / 1e3)  # bytes a second of a core
         latency = share * resident / min(CORES * speed, BANDWIDTH)
         rate = CORES * machines * count / (linear(measured, "batch_ms", dim) / 1e3) / documents
-    elif kind == "ivf-pq":
-        nlist = clusters(count)
-        visited = count * default_probes(nlist) / nlist
-        part = clusters(int(share))
-        codes = share * default_probes(part) / part
-        busy = linear(measured, "one_ms", dim) / 1e3 * codes / visited
-        latency = busy + SearchSettings().candidates(K) * READ_SECONDS
-        rate = CORES / busy
     else:
-        busy = linear(measured, "one_ms", dim) / 1e3 * math.log(share) / math.log(count)
-        latency, rate = busy, CORES / busy
+        batch, call = (linear(measured, key, dim) / 1e3 for key in ("batch_ms", "one_ms"))
+        if kind == "ivf-pq":
+            code = linear(measured, "code_ns", dim) / 1e9
+            centroid = linear(constants["kinds"]["exact"], "batch_ms", dim) / 1e3 / count
+            here, there = clusters(count), clusters(int(share))
+            codes = share * default_probes(there) / there - count * default_probes(here) / here
+            busy = batch + codes * code + (there - here) * centroid
+            reads = SearchSettings().candidates(K) * READ_SECONDS
+        else:
+            busy, reads = batch * math.log(share) / math.log(count), 0.0
+        latency, rate = max(call - batch, 0.0) + busy + reads, CORES / busy
     growth = math.log(share) / math.log(count) if kind == "hnsw" else 1.0
     build = documents * linear(measured, "build_us", dim) / 1e6 * growth / (CORES * machines) / 3600
     return {
