@@ -19,7 +19,7 @@ from shortlist.retrieval.cluster import connect, share_cpus
 from shortlist.retrieval.cluster_encode import encode_on_cluster
 from shortlist.retrieval.encode import encode_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHARD = 10
 

@@ -16,7 +16,7 @@ from shortlist.retrieval.cluster import connect
 from shortlist.retrieval.cluster_pool import Pool
 from shortlist.retrieval.cluster_search import ClusterIndex, divide
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DIM, COUNT = 16, 611
 
