@@ -1,6 +1,7 @@
 """Every faiss kind through the same life: search, filter, remove, save, open, add; tiny and odd collections."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,6 +112,7 @@ def test_l2_is_kept_through_tail_filter_and_rescoring(spec, tmp_path):
     index.save(tmp_path / "index")
     index = open_index(tmp_path / "index")
     index.add(ids[500:], vectors[500:])
+    index.settings = replace(index.settings, fetch=20.0)
     hits = 0
     for query in clustered(10, 8, seed=3):
         (found,) = index.search(query, 10)
