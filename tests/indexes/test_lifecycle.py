@@ -107,8 +107,10 @@ def test_a_compaction_in_memory_is_the_same_without_files():
         before = found(index, 10)
         index.compact()
         assert index.stats()["removed"] == 0 and index.stats()["tail"] == 0 and len(index) == 200
-        if index.lossless:
+        if index._only_vectors or spec == "flat":
             assert found(index, 10) == before
+        else:
+            assert sum(len({*now} & {*then}) for now, then in zip(found(index, 10), before, strict=True)) >= 35
         assert [len(ids) for ids in found(index, 300)] == [200] * len(QUERIES)
 
 
