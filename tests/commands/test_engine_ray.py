@@ -1,14 +1,18 @@
 """`--engine ray`: the commands give on a cluster what they give on one machine, and say what they cannot do."""
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from shortlist.cli import main
 from shortlist.commands.encode import encode
 from shortlist.commands.engine import search_on_ray
 from shortlist.commands.index import index
@@ -19,6 +23,9 @@ from shortlist.indexes import ShardedIndex, open_index, verify
 from shortlist.indexes.sharded import part_name
 from shortlist.retrieval.cluster import connect
 from shortlist.retrieval.cluster_index import index_on_cluster
+from shortlist.retrieval.store import VectorStore
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "scale-out.md"
 
 
 def contents(path):
@@ -31,31 +38,47 @@ def contents(path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_encode_index_and_search_give_what_one_machine_gives(ray_cluster, toy_beir, model, tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    encode(data=toy_beir, output=here / "v", model=model)
-    encode(data=toy_beir, output=there / "i.partial", model=model, engine="ray", workers=1)
-    assert contents(there / "i.partial") == contents(here / "v")
-    index(data=toy_beir, output=here / "i", model=model)
-    # What was encoded is gone on with, and goes when it is indexed.
-    made = index(data=toy_beir, output=there / "i", model=model, engine="ray", workers=1, shards=3)
-    assert made["documents"] == len(open_index(here / "i"))
-    assert [entry.name for entry in there.iterdir()] == ["i"]
-    sharded = open_index(there / "i")
-    assert isinstance(sharded, ShardedIndex) and len(sharded.parts) == 3
-    verify(there / "i")
-    with pytest.raises(OutputExistsError):
-        index(data=toy_beir, output=there / "i", model=model, engine="ray", shards=2)
-    runs = []
-    for path, engine in ((here / "i", "local"), (there / "i", "local"), (there / "i", "ray")):
-        output = tmp_path / f"{len(runs)}.run"
-        options = {"replicas": 1} if engine == "ray" else {}
-        search_on_ray(engine, index=[path], data=toy_beir, output=output, top_k=7, **options)
-        runs.append(dict(read_run(output)))
-    assert runs[0] == runs[1] == runs[2]
-    found = search_on_ray("ray", index=here / "i", query="sea", top_k=3, as_json=True)
-    assert [result.id for result in found] == [result.id for result in search(index=here / "i", query="sea", top_k=3)]
+def test_the_commands_of_the_guide_give_what_one_machine_gives(ray_cluster, toy_beir, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"^\$ (shortlist .*)$", GUIDE.read_text(encoding="utf-8"), flags=re.M)
+    assert [line.split()[1] for line in lines] == ["encode", "index", "search", "search"]
+    for line in lines:
+        words = [str(toy_beir) if word == "DIR" else word for word in line.split()[1:]]
+        assert run_command([*words, "--model", str(model)]) == 0
+    encode(data=toy_beir, output="here", model=model)
+    index(data=toy_beir, output="whole", model=model)
+    search(index="whole", data=toy_beir, output="whole.run", top_k=10)
+    # A corpus this small is cut into a shard a worker, as `--processes 2` does it.
+    ours, theirs = VectorStore.open("vectors"), VectorStore.open("here")
+    assert (ours.num_shards, ours.ids) == (2, theirs.ids)
+    assert np.array_equal(np.concatenate([ours.vectors(0), ours.vectors(1)]), theirs.vectors(0))
+    sharded = open_index("parts")
+    assert isinstance(sharded, ShardedIndex) and len(sharded.parts) == 2 and len(sharded) == len(open_index("whole"))
+    verify("parts")
+    assert dict(read_run("run.gz")) == dict(read_run("same.run.gz")) == dict(read_run("whole.run"))
+    found = search_on_ray("ray", index="whole", query="sea", top_k=3, as_json=True)
+    assert [result.id for result in found] == [result.id for result in search(index="whole", query="sea", top_k=3)]
     assert found[0].document.text
+    # What was encoded is gone on with, on one machine as on many, and goes when it is indexed.
+    encode(data=toy_beir, output="last.partial", model=model)
+    assert index(data=toy_beir, output="last", model=model, engine="ray", workers=1)["documents"] == len(sharded)
+    assert not Path("last.partial").exists() and not Path("last.parts").exists()
+    with pytest.raises(OutputExistsError):
+        index(data=toy_beir, output="last", model=model, engine="ray", shards=2)
+
+
+def run_command(arguments):
+    """Exit code of the command line, whose logging other tests must not see."""
+    logger = logging.getLogger("shortlist")
+    kept = logger.handlers[:], logger.propagate, logger.level
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        logger.handlers[:], logger.propagate = kept[:2]
+        logger.setLevel(kept[2])
+    return 0
 
 
 class Killing:
