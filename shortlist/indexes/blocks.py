@@ -92,6 +92,16 @@ class VectorBlocks:
             out[mine] = self._blocks[number][positions[mine] - self._starts[number]]
         return out
 
+    def holding(self, positions: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64], Vectors]]:
+        """The blocks that hold some of `positions`, with where those are and their rows in it; −1 is held by none.
+
+        Rows are counted from the block's first; those of positions outside it mean nothing.
+        """
+        owner = np.searchsorted(self._starts, positions, side="right") - 1
+        for number in np.unique(owner).tolist():
+            if number >= 0:
+                yield owner == number, positions - self._starts[number], self._blocks[number]
+
     def sample(self, count: int) -> Vectors:
         """A copy of `count` vectors drawn evenly over all positions; all of them if there are fewer."""
         if count >= self._size:

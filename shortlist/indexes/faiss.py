@@ -179,7 +179,8 @@ class FaissIndex(VectorIndex):
         self._inspect()
 
     def _append(self, vectors: Vectors) -> None:
-        if self._index.is_trained and not self._mapped and not len(self._tail):
+        # What is opened stays as it is on disk: a commit writes what came since as vectors, which are the tail.
+        if self._index.is_trained and not self._opened and not len(self._tail):
             self._add(vectors)
             return
         self._tail.append(vectors)
@@ -304,7 +305,7 @@ class FaissIndex(VectorIndex):
             if self.rescore:
                 if self._stored is None:
                     raise DataError("the vectors of this index are not there; build it again with +rescore.")
-                found_scores = rescored(queries[pending], found, self._stored, metric=self.metric)
+                found_scores = rescored(import_faiss(), queries[pending], found, self._stored, metric=self.metric)
             else:
                 found_scores[found < 0] = -np.inf
             found, found_scores, there = sort_rows(found, found_scores, self._ids.take)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.indexes.blocks import VectorBlocks, Vectors
 from shortlist.indexes.scan import Found
 from shortlist.indexes.topk import TakeIds, sort_rows
-
-_GATHERED = 1 << 14  # vectors scored again at a time; 16 MB at 256 dimensions
 
 
 def cut(positions: NDArray[np.int64], scores: Vectors, counts: NDArray[np.int64], k: int) -> Found:
@@ -37,18 +37,17 @@ def to_front(scores: Vectors, positions: NDArray[np.int64], *, descending: bool)
     return scores, positions
 
 
-def rescored(queries: Vectors, found: NDArray[np.int64], vectors: VectorBlocks, *, metric: str) -> Vectors:
-    """Scores of `found` `(queries, candidates)` from their float32 vectors; −inf where there is none (−1)."""
-    scores = np.empty(found.shape, np.float32)
-    step = max(1, _GATHERED // found.shape[1])
-    for start in range(0, len(found), step):
-        part = found[start : start + step]
-        theirs = vectors.at(np.maximum(part, 0).reshape(-1)).reshape(*part.shape, vectors.dim)
-        own = queries[start : start + step]
-        if metric == "l2":
-            theirs -= own[:, None]
-            np.negative(np.einsum("qkd,qkd->qk", theirs, theirs), out=scores[start : start + step])
-        else:
-            np.einsum("qkd,qd->qk", theirs, own, out=scores[start : start + step])
-    scores[found < 0] = -np.inf
-    return scores
+def rescored(faiss: Any, queries: Vectors, found: NDArray[np.int64], vectors: VectorBlocks, *, metric: str) -> Vectors:
+    """Scores of `found` `(queries, candidates)` from their float32 vectors; −inf where there is none (−1).
+
+    faiss reads the vectors where they lie, with all its threads; a pair has one score whatever is beside it.
+    """
+    worst = np.float32(np.inf if metric == "l2" else -np.inf)
+    compare = faiss.fvec_L2sqr_by_idx if metric == "l2" else faiss.fvec_inner_products_by_idx
+    queries = np.ascontiguousarray(queries)
+    scores, part = np.full(found.shape, worst), np.empty(found.shape, np.float32)
+    for inside, rows, block in vectors.holding(found):
+        places = np.where(inside, rows, -1)
+        compare(*map(faiss.swig_ptr, (part, queries, block, places)), vectors.dim, len(queries), found.shape[1])
+        np.copyto(scores, part, where=inside)
+    return -scores if metric == "l2" else scores
