@@ -105,7 +105,7 @@ def _measure_set(name: str, options: Any) -> list[dict[str, Any]]:
 
 
 def _truth(file: Path, documents: Any, queries: Any) -> Any:
-    if not file.exists():
+    if not file.exists() or len(np.load(file, mmap_mode="r")) != len(queries):
         index = import_faiss().IndexFlatIP(documents.shape[1])
         index.add(np.asarray(documents))
         np.save(file, index.search(queries, 100)[1])
