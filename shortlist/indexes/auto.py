@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 
 from shortlist.errors import ConfigError
-from shortlist.indexes.specs import PER_CLUSTER
+from shortlist.indexes.specs import PER_CLUSTER, clusters
 
 # Multiplications a second of one core in a scan of many queries at once, and for a single one, which waits for memory.
 _BATCH_RATE, _SINGLE_RATE = 8e9, 2e9
@@ -86,33 +86,24 @@ def choose(
         return Choice("exact", f"scanning all vectors takes about {expected} of the {_time(latency)} allowed.", size)
     if count < 2 * PER_CLUSTER:
         return _lossless(count, dim, memory)
-    clusters = cluster_count(count)
+    nlist = clusters(count)
     smallest = 0
     for width in [width for width in _WIDTHS if dim % width == 0] or [3 if dim % 3 == 0 else 1]:
         codes = dim // width
-        smallest = count * (math.ceil(codes / 2) + _POSITION) + 4 * clusters * dim
+        smallest = count * (math.ceil(codes / 2) + _POSITION) + 4 * nlist * dim
         if memory is None or smallest <= memory:
             bits = 4 / width
             reason = (
-                f"of {count:,} vectors a search visits a few of {clusters:,} clusters, scans codes of {bits:g} bits a "
+                f"of {count:,} vectors a search visits a few of {nlist:,} clusters, scans codes of {bits:g} bits a "
                 "dimension and scores the best again with the vectors on disk"
             )
             if width > 2 and memory is not None:
                 reason += f"; wider codes would not fit into {_size(memory)}"
-            return Choice(f"IVF{clusters},PQ{codes}x4fsr+rescore", reason + ".", smallest)
+            return Choice(f"IVF{nlist},PQ{codes}x4fsr+rescore", reason + ".", smallest)
     raise ConfigError(
         f"no index of {count:,} vectors of {dim} dimensions fits into {_size(memory or 0)}: the smallest keeps "
         f"{_size(smallest)} busy. Give it more memory, use vectors of fewer dimensions, or split it over machines."
     )
-
-
-def cluster_count(count: int) -> int:
-    """Clusters for `count` vectors: the power of two nearest to 1.2 √count, with enough vectors in each.
-
-    More of them take longer to train and to compare with than they save in a scan of fast codes.
-    """
-    wanted = 2 ** round(math.log2(1.2 * math.sqrt(max(count, 1))))
-    return max(1, min(wanted, count // PER_CLUSTER))
 
 
 def check_targets(*, recall: float, memory: int | None, latency: float | None, k: int) -> None:

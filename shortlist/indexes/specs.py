@@ -148,8 +148,11 @@ def _valid() -> str:
 
 
 def clusters(count: int) -> int:
-    """Number of IVF clusters for `count` vectors: the power of two nearest to 4 √count, with enough vectors each."""
-    wanted = 2 ** round(math.log2(4 * math.sqrt(max(count, 1))))
+    """Number of IVF clusters for `count` vectors: the power of two nearest to 1.2 √count, with enough vectors each.
+
+    More of them take longer to train and to compare with than they save in a scan of fast codes.
+    """
+    wanted = 2 ** round(math.log2(1.2 * math.sqrt(max(count, 1))))
     return max(1, min(wanted, count // PER_CLUSTER))
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from shortlist.errors import ConfigError
-from shortlist.indexes.auto import choose, cluster_count, parse_size, parse_time
-from shortlist.indexes.specs import PER_CLUSTER, parse_spec
+from shortlist.indexes.auto import choose, parse_size, parse_time
+from shortlist.indexes.specs import PER_CLUSTER, clusters, parse_spec
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_targets_out_of_range_are_named(options):
 def test_clusters_have_vectors_to_train_on():
     # user-reports C.75
     for count in (1, 39, 100, 10_000, 10**6, 10**9):
-        assert 1 <= cluster_count(count) and (cluster_count(count) == 1 or count >= PER_CLUSTER * cluster_count(count))
+        assert 1 <= clusters(count) and (clusters(count) == 1 or count >= PER_CLUSTER * clusters(count))
