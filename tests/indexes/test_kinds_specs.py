@@ -32,7 +32,7 @@ from shortlist.indexes.specs import (
         ("RaBitQ", IndexSpec("RaBitQ", "faiss", factory="RaBitQ")),
         ("HNSW48,SQ8", IndexSpec("HNSW48,SQ8", "faiss", factory="HNSW48,SQ8")),
         ("IVF64,PQ8+rescore", IndexSpec("IVF64,PQ8+rescore", "faiss", factory="IVF64,PQ8", rescore=True)),
-        ("sq8+rescore", IndexSpec("sq8+rescore", "faiss", factory="IVF1024,SQ8", rescore=True)),
+        ("sq8+rescore", IndexSpec("sq8+rescore", "faiss", factory="IVF512,SQ8", rescore=True)),
         ("IVF64_HNSW32,PQ8x4fs", IndexSpec("IVF64_HNSW32,PQ8x4fs", "faiss", factory="IVF64_HNSW32,PQ8x4fs")),
     ],
 )
@@ -72,7 +72,7 @@ def test_every_name_expands_to_a_factory_that_faiss_makes(name, dim):
 
 def test_clusters_grow_with_the_square_root_and_probes_with_clusters():
     # user-reports C.77: a default of one or few probes costs a quarter to a third of recall
-    assert [clusters(count) for count in (0, 50, 10_000, 100_000, 1_000_000)] == [1, 1, 256, 1024, 4096]
+    assert [clusters(count) for count in (0, 50, 10_000, 100_000, 1_000_000)] == [1, 1, 128, 512, 1024]
     probes = [default_probes(nlist) for nlist in (1, 4, 64, 1024, 4096, 65_536)]
     assert probes == [1, 4, 16, 64, 128, 512]
     assert all(default_probes(nlist) >= min(nlist, 8) for nlist in range(1, 300))
@@ -81,7 +81,7 @@ def test_clusters_grow_with_the_square_root_and_probes_with_clusters():
 def test_quantisers_and_rescoring_are_written_into_the_manifest():
     index = new_index("opq", 24, count=20_000)
     manifest = index.manifest
-    assert manifest["spec"] == "opq" and manifest["factory"] == "OPQ12,IVF512,PQ12x4fsr" and manifest["rescore"]
+    assert manifest["spec"] == "opq" and manifest["factory"] == "OPQ12,IVF128,PQ12x4fsr" and manifest["rescore"]
     assert manifest["search"] == {"nprobe": None, "ef_search": None, "fetch": SearchSettings().fetch}
 
 
