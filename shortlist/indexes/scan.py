@@ -156,6 +156,7 @@ def _scan_queries(
     left = torch.from_numpy(queries).to(device)
     size = chunk_rows(device, len(queries))
     room = torch.empty(size * len(queries), dtype=torch.float32, device=device)
+    own = (left * left).sum(dim=1)[:, None]
     best = TopK(len(queries), k, take_ids)
     for chunk, mask in chunks([len(block) for block in blocks], size, allowed):
         right = held.rows(chunk.number, blocks[chunk.number], chunk.start, chunk.stop)
@@ -165,16 +166,14 @@ def _scan_queries(
         scores = room[: len(queries) * len(right)].view(len(queries), len(right))
         torch.mm(left, right.T, out=scores)
         if metric == "l2":
-            scores.mul_(2).sub_((right * right).sum(dim=1))
+            # The whole distance before ranking: rounded later, it would make ties that no id has decided.
+            scores.mul_(2).sub_((right * right).sum(dim=1)).sub_(own)
         scores[:, chunk.size :] = -torch.inf
         if mask is not None:
             scores[:, : chunk.size][:, torch.from_numpy(~mask).to(device)] = -torch.inf
         rows, columns, values = candidates(scores, best)
         best.add(rows, chunk.positions(columns), values)
-    positions, values, counts = best.finish()
-    if metric == "l2":
-        values -= np.einsum("nd,nd->n", queries, queries)[:, None]
-    return positions, values, counts
+    return best.finish()
 
 
 def candidates(scores: torch.Tensor, best: TopK) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:

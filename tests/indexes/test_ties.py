@@ -61,3 +61,18 @@ def test_a_zero_query_ranks_everything_by_id(kind):
     index = kind(2)
     index.add(["a", "c", "b"], np.eye(3, 2, dtype=np.float32))
     assert index.search(np.zeros((1, 2)), 2) == [[("c", 0.0), ("b", 0.0)]]
+
+
+def test_distances_that_are_rounded_alike_are_ordered_by_id():
+    # A long query makes many distances equal in float32 that differ before its length is subtracted.
+    generator = np.random.default_rng(0)
+    vectors = (1e-3 * generator.standard_normal((300, 4))).astype(np.float32)
+    ids = [f"d{row}" for row in range(300)]
+    index = FaissIndex(4, factory="IVF16,Flat", metric="l2", device="cpu")
+    index.add(ids, vectors)
+    assert not index._base_size()
+    everything = index.search(np.full((1, 4), 1e3, np.float32), 300)[0]
+    assert len({score for _, score in everything}) < 250
+    assert everything == sorted(everything, key=lambda found: (found[1], found[0]), reverse=True)
+    for k in (1, 10, 100):
+        assert index.search(np.full((1, 4), 1e3, np.float32), k)[0] == everything[:k]
