@@ -20,6 +20,7 @@ _ROWS = 16_384  # vectors decoded or gathered at a time; 16 MB at 256 dimensions
 _PAIRS = 1 << 14
 _MAX_CANDIDATES = 8 << 20  # of one block of queries; beyond them a plain scan is cheaper
 _UNIT = 2.0**-24
+_SMALLEST = 2.0**-126  # normal float32: what is lost where a product or a factor below it becomes zero
 # How far inputs are rounded by products at torch's reduced precisions.
 _INPUT_ROUNDING = {"highest": 0.0, "high": 2.0**-9, "medium": 2.0**-6}
 
@@ -58,8 +59,9 @@ def scan_codes(
     return _scored(queries, k, vectors, take_ids, rows, positions, held.device)
 
 
-def _norms(queries: Vectors) -> NDArray[np.float32]:
-    exact = np.sqrt(np.square(queries, dtype=np.float64).sum(axis=1))
+def _norms(vectors: Vectors) -> NDArray[np.float32]:
+    """The lengths of `vectors`, rounded up; in float64, where no square is too small."""
+    exact = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1))
     return np.nextafter((exact * (1 + 1e-10)).astype(np.float32), np.float32(np.inf))
 
 
@@ -77,6 +79,7 @@ def _bounded(
     left, left_norms = torch.from_numpy(queries).to(device), torch.from_numpy(norms).to(device)[:, None]
     size = min(chunk_rows(device, len(queries)), _ROWS)
     relative = 2 * slack(codes.dim) + 16 * _UNIT
+    underflow = 4 * codes.dim * _SMALLEST
     lower = TopK(len(queries), k, take_ids)
     kept: list[Pairs] = []
     total, limit = 0, max(_MAX_CANDIDATES // 4, 4 * k * len(queries))
@@ -92,7 +95,7 @@ def _bounded(
         scores[:, chunk.size :] = -torch.inf
         if mask is not None:
             scores[:, : chunk.size][:, torch.from_numpy(~mask).to(device)] = -torch.inf
-        radius = left_norms * (residual + relative * (norm + residual) + 1e-37)
+        radius = left_norms * (residual + relative * (norm + residual)) + underflow * (1 + norm)
         rows, columns, values = candidates(scores - radius, lower)
         lower.add(rows, chunk.positions(columns), values)
         rows, columns, values = at_least(scores.add_(radius), torch.from_numpy(lower.thresholds).to(device))
@@ -129,9 +132,9 @@ def _sharpened(
         part = order[start : start + _PAIRS]
         found = vectors.at(positions[part])
         np.einsum("nd,nd->n", queries[rows[part]], found, out=scores[start : start + len(part)])
-        radius[start : start + len(part)] = np.sqrt(np.einsum("nd,nd->n", found, found))
+        radius[start : start + len(part)] = _norms(found)
     rows, positions = rows[order], positions[order]
-    radius = norms[rows] * radius * np.float32(1.001) * relative + np.float32(1e-37)
+    radius = norms[rows] * radius * np.float32(1.001) * relative + np.float32(4 * vectors.dim * _SMALLEST)
     lowest = scores - radius
     # The k-th largest lower bound of each row; every row has at least k pairs.
     ranked = np.lexsort((-lowest, rows))

@@ -199,3 +199,18 @@ def test_a_range_of_positions_is_searched_as_an_index_of_it():
     mask = np.zeros(700, bool)
     mask[200:500] = True
     assert whole.search(queries, 12, mask) == part.search(queries, 12)
+
+
+@pytest.mark.parametrize(
+    "size, query_size", [(1e-25, 1e10), (1e-28, 1e15), (1.0, 1e-42), (1e16, 1e-42), (1e-22, 1e-22)]
+)
+def test_near_ties_of_tiny_numbers_are_those_of_float32(size, query_size):
+    # Squares below 1e-38 are zero in float32, and products below 1e-45: bounds must not vanish with them.
+    generator = np.random.default_rng(0)
+    ones = 1 + generator.integers(-1, 3, (500, 8)) * 2.0**-23
+    vectors = (generator.standard_normal(8) * ones * size).astype(np.float32)
+    queries = (generator.standard_normal((5, 8)) * query_size).astype(np.float32)
+    ids = [f"d{row}" for row in range(len(vectors))]
+    expected = make("float32", ids, vectors).search(queries, 5)
+    for dtype in DTYPES:
+        assert make(dtype, ids, vectors).search(queries, 5) == expected
