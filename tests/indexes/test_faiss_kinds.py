@@ -174,3 +174,23 @@ def test_a_factory_that_faiss_does_not_know_is_named(tmp_path):
             new_index(factory, 8)
     with pytest.raises(ConfigError, match="leave IDMap out"):
         new_index("IDMap,Flat", 8)
+
+
+@pytest.mark.parametrize("spec", ["flat", "Flat+rescore", "hnsw"])
+@pytest.mark.parametrize("emptied", [False, True])
+def test_an_index_that_was_opened_empty_grows(spec, emptied, tmp_path):
+    index = new_index(spec, 4, device="cpu")
+    if emptied:
+        index.add(["gone"], np.ones((1, 4), np.float32))
+    index.save(tmp_path / "index")
+    index = open_index(tmp_path / "index", device="cpu")
+    if emptied:
+        index.remove(["gone"])
+        index.compact()
+    vectors = np.eye(4, dtype=np.float32)
+    for row in range(4):
+        index.add([f"d{row}"], vectors[row])
+        index.commit()
+        for one in (index, open_index(tmp_path / "index", device="cpu")):
+            found = [id for id, _ in one.search(vectors[row], 10)[0]]
+            assert found == [f"d{n}" for n in reversed(range(row + 1))]
