@@ -174,7 +174,8 @@ def index(
 
         refuse_others(
             vectors=vectors, frequency_prior=frequency_prior, recall=recall, memory=memory, latency=latency,
-            tune_split=tune_split, tune_queries=tune_queries,
+            tune_split=tune_split, tune_queries=tune_queries, batch_tokens=batch_tokens,
+            engine=None if engine == "local" else engine, address=address, workers=workers, shards=shards,
         )  # fmt: skip
         index_bm25(
             data=data, output=output, language=language, stemmer=stemmer, stopwords=stopwords,

@@ -81,7 +81,7 @@ def index_bm25(
 
 
 def refuse_others(**given: Any) -> None:
-    """Refuse options of an index of vectors."""
+    """Refuse options of an index of vectors, those of a cluster among them: BM25 is built in one process."""
     for name, value in given.items():
         if value is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for an index of vectors; BM25 has none: leave it out.")

@@ -85,6 +85,9 @@ def test_the_command_line_builds_and_searches(tmp_path, toy_beir, capsys):
     assert run("index", "--language", "german", "--data", toy_beir, "-o", tmp_path / "other") == 2
     assert "--index bm25" in capsys.readouterr().err
     assert run("index", "--index", "bm25", "--frequency-prior", "train", "--data", toy_beir, "-o", tmp_path / "o") == 2
+    capsys.readouterr()
+    assert run("index", "--index", "bm25", "--engine", "ray", "--data", toy_beir, "-o", tmp_path / "o") == 2
+    assert "--engine is for an index of vectors" in capsys.readouterr().err
 
 
 def test_a_wrong_language_or_an_existing_output_fails_before_reading(tmp_path):
