@@ -309,8 +309,8 @@ def merge(index: VectorIndex, other: VectorIndex, *, replace: bool) -> int:
             both = [id for id, position in zip(ids, index._ids.find(ids).tolist(), strict=True) if position >= 0]
             if both:
                 raise DataError(
-                    f"id {both[0]!r} is in both indexes; nothing was merged: pass replace=True to take the other's "
-                    "vectors, or remove it from one of them."
+                    f"id {both[0]!r} is in both indexes; nothing was merged: replace (--replace, in Python "
+                    "replace=True) to take the other's vectors, or remove it from one of them."
                 )
     index.model, index.frequency_prior = adopted
     count = len(other)
