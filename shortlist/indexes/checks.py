@@ -18,11 +18,16 @@ def as_vectors(vectors: Any, dim: int) -> Vectors:
 
     Raises DataError for what is no array of numbers or has another number of dimensions.
     """
-    if hasattr(vectors, "detach"):
-        vectors = vectors.detach().cpu().float().numpy()
     try:
-        array = np.ascontiguousarray(vectors, dtype=np.float32)
-    except (TypeError, ValueError) as error:
+        if hasattr(vectors, "detach"):
+            vectors = vectors.detach().cpu().float().numpy()
+        given = np.asarray(vectors)
+        # Kinds that numpy would turn into numbers without a word: complex, dates, records; and masked values.
+        odd = given.dtype.kind in "cmMSU" or given.dtype.names is not None
+        if given.size and (odd or np.ma.is_masked(vectors)):
+            raise TypeError(f"their type is {given.dtype if odd else 'masked'}")
+        array = np.ascontiguousarray(given, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise DataError(f"vectors must be an array of numbers (n, {dim}): {error}.") from None
     if array.ndim == 1 and len(array) == dim:
         array = array[None]
@@ -63,6 +68,8 @@ def check_documents(documents: Iterable[Any], ids: Sequence[str]) -> list[Any]:
 
     Raises DataError for one that is missing, too many, or of another id.
     """
+    if not isinstance(documents, Iterable):
+        raise DataError(f"documents are a {type(documents).__name__}; give a list with one for each id.")
     checked = [as_record(document) if isinstance(document, Mapping) else document for document in documents]
     if len(checked) != len(ids):
         raise DataError(f"{len(checked)} documents for {len(ids)} ids; give one for each id, in the same order.")
@@ -70,4 +77,7 @@ def check_documents(documents: Iterable[Any], ids: Sequence[str]) -> list[Any]:
         found = getattr(document, "id", None)
         if found != id:
             raise DataError(f"the vector of {id!r} meets document {found!r}; both must be in the same order.")
+        metadata = getattr(document, "metadata", None)
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise DataError(f"the metadata of document {id!r} are a {type(metadata).__name__}; expected a mapping.")
     return checked

@@ -91,6 +91,9 @@ class FaissIndex(VectorIndex):
         faiss = import_faiss()
         if "IDMap" in factory:
             raise ConfigError(f"factory {factory!r} maps ids, which the index does itself; leave IDMap out.")
+        if (wrong := factories.out_of_range(factory)) is not None:
+            # faiss would take these, and end the process or take all memory at the first vector.
+            raise ConfigError(f"factory {factory!r} asks for {wrong}.")
         try:
             return faiss.index_factory(
                 self.dim, factory, faiss.METRIC_INNER_PRODUCT if self.metric == "ip" else faiss.METRIC_L2

@@ -14,10 +14,25 @@ from shortlist.indexes.specs import PER_CLUSTER
 _CLUSTERS = re.compile(r"(?<![A-Za-z0-9])IVF(\d+)")
 _CODEBOOK = re.compile(r"(?:PQ|PRQ|PLSQ|RQ|LSQ)\d+(?:x(\d+))?")
 _ROTATION = re.compile(r"OPQ\d+")
+# Pattern, lowest and highest number, and what it counts.
+_RANGES = (
+    (re.compile(r"HNSW(\d+)"), 2, 512, "links of a vector in a graph"),
+    (re.compile(r"NSG(\d+)"), 2, 512, "links of a vector in a graph"),
+    (re.compile(r"IVF(\d+)"), 1, 1 << 24, "clusters"),
+)
 _LEAST = 20_000  # vectors that training is given where there are as many
 # Learning a rotation takes faiss minutes with its 50 rounds over 65,536 vectors; the error hardly falls after these.
 _ROTATIONS, _ROTATED = 10, 16_384
 _SAMPLE = 64  # vectors a cluster that training is given
+
+
+def out_of_range(factory: str) -> str | None:
+    """What of `factory` no index can have, with what it can; None if its numbers are within reach."""
+    for pattern, lowest, highest, what in _RANGES:
+        for match in pattern.finditer(factory):
+            if not lowest <= int(match.group(1)) <= highest:
+                return f"{match.group(1)} {what}; expected {lowest} to {highest:,}"
+    return None
 
 
 def cluster_count(factory: str) -> int:

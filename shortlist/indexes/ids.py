@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shortlist.errors import DataError, MissingInputError
 from shortlist.indexes.arrays import ArrayWriter, map_array
 from shortlist.indexes.hashing import Encoded, Hashes, bucket_bits, encode, hash_encoded, ragged
+from shortlist.types import string_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +42,9 @@ def check_ids(ids: Iterable[Any] | str, expected: int) -> list[str]:
     Raises:
         DataError: wrong number, an empty id, one that is not valid Unicode, or one given twice; the id is named.
     """
-    checked = [ids] if isinstance(ids, str) else [value if type(value) is str else str(value) for value in ids]
+    if not isinstance(ids, Iterable):
+        raise DataError(f"ids are a {type(ids).__name__}; expected a list of strings.")
+    checked = [ids] if isinstance(ids, str) else [v if type(v) is str else string_id(v, "document") for v in ids]
     if len(checked) != expected:
         raise DataError(f"{len(checked)} ids for {expected} vectors; one id a vector is expected.")
     if "" in checked:

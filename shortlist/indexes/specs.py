@@ -58,8 +58,9 @@ class SearchSettings:
     def __post_init__(self) -> None:
         for name in ("nprobe", "ef_search"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-                raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1, or None.")
+            whole = isinstance(value, Integral) and not isinstance(value, bool) and 1 <= int(value) < 2**31
+            if value is not None and not whole:
+                raise ConfigError(f"{name} is {value!r}; expected a whole number from 1 to 2,147,483,647, or None.")
         if isinstance(self.fetch, bool) or not isinstance(self.fetch, Real) or not 1 <= self.fetch <= 1e6:
             raise ConfigError(f"fetch is {self.fetch!r}; expected a multiple of k from 1 to 1,000,000.")
 

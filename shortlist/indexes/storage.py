@@ -115,12 +115,13 @@ def _check_shape(file: Path, manifest: dict[str, Any]) -> None:
     for key, kind in {**expected, **optional}.items():
         if key in expected or key in manifest:
             value = manifest.get(key)
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
                 raise DataError(f"{file}: {key!r} is {value!r:.60}; the index is damaged: build it again.")
     for segment in manifest["segments"]:
         whole = isinstance(segment, dict) and isinstance(segment.get("name"), str)
-        if not whole or not isinstance(segment.get("count"), int) or not _NAME.fullmatch(segment["name"] + "/x"):
-            raise DataError(f"{file}: segment {segment!r:.60} lacks a name or count; the index is damaged.")
+        whole = whole and isinstance(segment.get("count"), int) and isinstance(segment.get("base"), bool)
+        if not whole or segment["count"] < 0 or not _NAME.fullmatch(segment["name"] + "/x"):
+            raise DataError(f"{file}: segment {segment!r:.60} lacks a name, count or base; the index is damaged.")
     for name, entry in manifest["files"].items():
         if not _NAME.fullmatch(name):
             raise DataError(f"{file} names {name!r}; files of an index lie in its own directory: build it again.")

@@ -163,7 +163,7 @@ def test_a_name_grows_with_the_collection(tmp_path):
     assert index.factory == "IVF5,Flat"
     index.add(ids[200:], vectors[200:])
     index.compact()
-    assert index.factory == "IVF102,Flat" and len(index.search(vectors[:1], 50)[0]) == 50
+    assert index.factory == "IVF64,Flat" and len(index.search(vectors[:1], 50)[0]) == 50
 
 
 def test_a_factory_that_faiss_does_not_know_is_named(tmp_path):

@@ -150,7 +150,7 @@ def test_what_is_not_an_index_is_refused(tmp_path):
     ("generation", None, "'generation' is None"),
     ("removed", True, "'removed' is True"),
     ("segments", {}, "'segments' is {}"),
-    ("segments", [{"name": "../segment-00000", "count": 50}], "lacks a name or count"),
+    ("segments", [{"name": "../segment-00000", "count": 50}], "lacks a name, count or base"),
     ("kind", "quantum", "kind 'quantum'"),
     ("count", 49, "50 ids, expected 49"),
     ("files", {"segment-00000/../x": {"bytes": 1, "sha256": ""}}, "own directory"),
