@@ -84,7 +84,7 @@ def test_results_are_those_of_one_exact_index(directory, single, queries, k):
         "year >= 2010", field("year") == 2001, "year < 1900", {"d003", "d919", "nobody"},
         "id < 'd100' or not year < 2025",
     ],
-    ids=str,
+    ids=["from", "equal", "none", "ids", "either"],
 )  # fmt: skip
 def test_filters_and_removals_are_those_of_one_index(directory, single, queries, filter, data):
     sharded = open_index(directory, device="cpu")
