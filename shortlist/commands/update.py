@@ -82,6 +82,8 @@ def update(
         removed = opened.remove(unwanted)
         if remove is not None:
             logger.info("removed %s of %s ids in %s", f"{removed:,}", f"{len(set(unwanted)):,}", remove)
+            if unwanted and not removed:
+                logger.warning("none of the ids in %s is in the index; it should hold one id a line.", remove)
         merged = sum(opened.merge(other, replace=replace) for other in others)
         added = 0
         if data is not None:

@@ -54,6 +54,12 @@ def test_removing_reads_one_id_a_line_and_ignores_unknown_ones(built, tmp_path, 
     assert list(open_index(built).ids) == list(toy.corpus.ids)[3:]
 
 
+def test_a_file_of_which_no_id_is_there_is_suspected(built, tmp_path, toy, caplog):
+    (tmp_path / "wrong.json").write_text('{\n  "ids": []\n}\n')
+    assert update(index=built, remove=tmp_path / "wrong.json")["removed"] == 0
+    assert "none of the ids in" in caplog.text and "one id a line" in caplog.text
+
+
 def test_compaction_drops_what_was_removed_and_merges_what_was_added(built, more, tmp_path, toy):
     (tmp_path / "gone.txt").write_text(f"{toy.corpus.ids[0]}\nnew-1\n")
     update(index=built, data=more)
