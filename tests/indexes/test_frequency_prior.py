@@ -104,9 +104,7 @@ def test_built_in_memory_it_is_the_index_on_disk(build, vectors):
     assert index.search(queries, 7) == stored.search(queries, 7)
 
 
-@pytest.mark.parametrize(
-    "factory", ["L2norm,Flat", "IDMap,L2norm,Flat", "PCA4,Flat", "L2norm,HNSW8", "RR4,Flat", "OPQ2_4,PQ2"]
-)
+@pytest.mark.parametrize("factory", ["L2norm,Flat", "PCA4,Flat", "L2norm,HNSW8", "RR4,Flat", "OPQ2_4,PQ2"])
 def test_a_factory_that_normalises_centres_or_shortens_is_refused(build, factory):
     with pytest.raises(ConfigError, match=f"{factory}.*normalises, centres or shortens.*such as Flat, HNSW32"):
         build(factory)
