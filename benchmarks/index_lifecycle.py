@@ -30,7 +30,7 @@ DIM, BLOCK, CHANGED = 256, 65_536, 1_000
 
 
 def clustered(documents: int, *, seed: int = 0) -> Iterator[np.ndarray]:
-    """Unit vectors around 4,096 centres, in blocks: neither uniform noise, where no approximate index works, nor easy."""
+    """Unit vectors around 4,096 centres, in blocks: harder than clusters apart, easier than uniform noise."""
     generator = np.random.default_rng(seed)
     centres = generator.standard_normal((4096, DIM), dtype=np.float32)
     for start in range(0, documents, BLOCK):
