@@ -82,10 +82,16 @@ def tiny_transformer(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def ray_cluster():
     """A Ray cluster of this machine with at least four logical CPUs; commands find themselves connected and use it."""
+    import torch
+
     from shortlist.retrieval.cluster import connect
 
+    # Small products differ in their last bit between one thread, as the workers have here, and two.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with connect(cpus=4) as cluster:
         yield cluster.ray
+    torch.set_num_threads(threads)
 
 
 def _toy_words() -> list[str]:
