@@ -56,6 +56,7 @@ class Contender:
     most: int = 1
     depth: int = 1
     partner: str | None = None
+    settled: int | None = None
 
 
 def main() -> None:
@@ -154,8 +155,8 @@ def _ours(
         return {"seconds": seconds, "recall": _recall(found, truth[first : first + count, :k])}
 
     most = clusters or (2048 if graph else 1)
-    settled = index.settings.nprobe or 1 if kind == "auto" else 1
-    yield Contender(kind, "ours", search, facts, most, settled)
+    settled = (index.settings.nprobe or 1) if kind == "auto" else None
+    yield Contender(kind, "ours", search, facts, most, settled=settled)
 
     faiss = import_faiss()
     files = sorted(folder.glob("segment-*/index.faiss"))
@@ -178,7 +179,7 @@ def _ours(
         seconds = time.perf_counter() - start
         return {"seconds": seconds, "recall": _recall(found, truth[first : first + count, :k]) if recall else None}
 
-    yield Contender(f"faiss {kind}", "raw", raw_search, {"factory": facts["factory"]}, most, settled, partner=kind)
+    yield Contender(f"faiss {kind}", "raw", raw_search, {"factory": facts["factory"]}, most, partner=kind)
 
 
 def _theirs(peers: Peers, name: str, work: Path, count: int) -> Iterator[Contender]:
@@ -208,7 +209,9 @@ def _theirs(peers: Peers, name: str, work: Path, count: int) -> Iterator[Contend
 def _compete(contenders: list[Contender], target: float, rounds: int) -> list[dict[str, Any]]:
     """One row a contender, with settings that reach `target`; a kind that cannot looks as far as it can."""
     for one in contenders:
-        if one.partner is None and not (one.name == "auto" and target == 0.95):
+        if one.settled is not None and target == 0.95:
+            one.depth = one.settled  # what tuning on the other half of the queries chose
+        elif one.partner is None:
             _set_depth(one, target)
             _say(f"{target}: {one.name} looks {one.depth} of {one.most} deep")
     by_name = {one.name: one for one in contenders}
