@@ -387,7 +387,8 @@ class VectorIndex(abc.ABC):
                 f"{' with its frequency prior as the last' if self.frequency_prior is not None else ''}; "
                 "use the model that built the index, or build the index again."
             )
-        return array
+        # torch warns of arrays that cannot be written, such as mapped files.
+        return array.copy() if queries and not array.flags.writeable else array
 
     # Files.
 

@@ -57,3 +57,13 @@ def test_a_factory_that_would_end_the_process_is_refused(factory):
 def test_a_candidate_list_beyond_what_faiss_counts_is_refused():
     with pytest.raises(ConfigError, match="ef_search is 1000000000000"):
         SearchSettings(ef_search=10**12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_queries_that_cannot_be_written_to_are_searched_without_a_warning(dtype, recwarn):
+    queries = np.eye(4, dtype=np.float32)
+    queries.flags.writeable = False
+    index = ExactIndex(4, device="cpu", dtype=dtype)
+    index.add(["a", "b", "c", "d"], queries)
+    assert [found[0][0] for found in index.search(queries, 1)] == ["a", "b", "c", "d"]
+    assert not recwarn.list
