@@ -270,11 +270,10 @@ class VectorIndex(abc.ABC):
             records = check_documents(documents, checked)
             # One that cannot be stored is found before anything changes.
             DocumentStore().append(records)
-        self._insert(checked, vectors, records)
+        self._insert(checked, vectors, records, found)
 
-    def _insert(self, ids: list[str], vectors: Vectors, records: list[Any] | None) -> None:
-        """Add what was checked, in place of what has the same ids; None among `records` is a document not stored."""
-        found = self._ids.find(ids)
+    def _insert(self, ids: list[str], vectors: Vectors, records: list[Any] | None, found: NDArray[np.int64]) -> None:
+        """Add what was checked, in place of what is `found` at its ids; None among `records`: a document not stored."""
         # Vectors first: if a kind cannot take them, the rest stays as it was.
         self._append(vectors)
         if records is not None and self.documents is None:

@@ -316,7 +316,7 @@ def merge(index: VectorIndex, other: VectorIndex, *, replace: bool) -> int:
     count = len(other)
     for block in other.blocks():
         documents = documents_at(other, block.positions) if other.documents is not None else None
-        index._insert(block.ids, block.vectors, documents)
+        index._insert(block.ids, block.vectors, documents, index._ids.find(block.ids))
     return count
 
 
